@@ -1,0 +1,40 @@
+"""Who claimed a message (RFC 0001, Attempts)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from odq_encodings.arrays import join_array
+from odq_encodings.key_prefix import RecordType
+from odq_encodings.reader import Reader
+from odq_encodings.record import MessageIdKey, Record
+from odq_encodings.utf8 import encode_utf8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptsKey(MessageIdKey):
+    """``01 05``, message id ``u64`` big-endian."""
+
+    record_type = RecordType.ATTEMPTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempts(Record):
+    """``Array<ConsumerID>``, oldest claim first; a consumer id is a ``Utf8``."""
+
+    consumer_ids: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        encoded = [
+            encode_utf8(consumer_id, record="Attempts", field=f"consumer_ids[{index}]")
+            for index, consumer_id in enumerate(self.consumer_ids)
+        ]
+        return join_array(encoded, record="Attempts", field="consumer_ids")
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        count = reader.count("consumer_ids")
+        return cls(
+            consumer_ids=tuple(reader.utf8(f"consumer_ids[{index}]") for index in range(count))
+        )

@@ -1,0 +1,136 @@
+"""Where every field of a row lies, and how far a broken row can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from odq_encodings.errors import EncodingError
+from odq_encodings.integers import IntegerRun
+from odq_encodings.reader import Reader
+from odq_encodings.record import Record
+from odq_encodings.rows import row_kind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InspectedField:
+    """A field: ``data`` is the bytes from ``offset`` on that ``value`` was read from."""
+
+    name: str
+    type_name: str
+    offset: int
+    data: bytes
+    value: int | str | bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    """The fields that could be read, and what stopped the reading, if anything did."""
+
+    record: str
+    fields: tuple[InspectedField, ...]
+    error: EncodingError | None
+
+
+def inspect_key(key: bytes) -> Inspection:
+    """The fields of a key of any kind."""
+    try:
+        kind = row_kind(key)
+    except EncodingError as error:
+        return Inspection(record="key", fields=(), error=error)
+    return _inspect(kind.key.__name__, key, kind.key.read)
+
+
+def inspect_row(key: bytes, value: bytes) -> tuple[Inspection, Inspection]:
+    """The fields of a row's key and value; a value of a key that is not known is not read."""
+    of_key = inspect_key(key)
+    try:
+        kind = row_kind(key)
+    except EncodingError as error:
+        return of_key, Inspection(record="value", fields=(), error=error)
+    return of_key, _inspect(kind.value_name, value, kind.read_value)
+
+
+def inspect_record(record: type[Record], data: bytes) -> Inspection:
+    """The fields of one key or value that is known to be a ``record``."""
+    return _inspect(record.__name__, data, record.read)
+
+
+def _inspect(name: str, data: bytes, read: Callable[[Reader], Record]) -> Inspection:
+    reader = TracingReader(name, data)
+    failure: EncodingError | None = None
+    try:
+        read(reader)
+        reader.finish()
+    except EncodingError as error:
+        failure = error
+    return Inspection(record=name, fields=tuple(reader.fields), error=failure)
+
+
+class TracingReader(Reader):
+    """A reader that notes each field it has read."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self, record: str, data: bytes) -> None:
+        super().__init__(record, data)
+        self.fields: list[InspectedField] = []
+
+    def integers(self, run: IntegerRun, path: str = "") -> tuple[Any, ...]:
+        start = self.offset
+        values = super().integers(run, path)
+        self._note_run(run, path, start, values)
+        return values
+
+    def elements(self, run: IntegerRun, field: str) -> memoryview:
+        elements = super().elements(run, field)
+        start = self.offset - len(elements)
+        for index, values in enumerate(run.struct.iter_unpack(elements)):
+            self._note_run(run, f"{field}[{index}].", start + index * run.size, values)
+        return elements
+
+    def count(self, field: str) -> int:
+        count = super().count(field)
+        self._note(f"{field}.count", "u16 LE", self.offset - 2, count)
+        return count
+
+    def octets(self, field: str) -> bytes:
+        raw = super().octets(field)
+        self._note(field, "bytes", self.offset - len(raw), raw)
+        return raw
+
+    def utf8(self, field: str) -> str:
+        text = super().utf8(field)
+        # Noted as bytes by ``octets``, which read it; it is known to be text only now.
+        as_bytes = self.fields.pop()
+        self._note(field, "UTF-8", as_bytes.offset, text)
+        return text
+
+    def terminated_bytes(self, field: str) -> bytes:
+        start = self.offset
+        raw = super().terminated_bytes(field)
+        self._note(field, "TerminatedBytes", start, raw)
+        return raw
+
+    def _note_run(self, run: IntegerRun, path: str, start: int, values: tuple[Any, ...]) -> None:
+        order = "LE" if run.order == "<" else "BE"
+        for field, value in zip(run.fields, values, strict=True):
+            type_name = field.type_name if field.size == 1 else f"{field.type_name} {order}"
+            offset = start + field.offset
+            data = self.data[offset : offset + field.size]
+            self.fields.append(
+                InspectedField(
+                    name=path + field.name,
+                    type_name=type_name,
+                    offset=offset,
+                    data=data,
+                    value=value,
+                )
+            )
+
+    def _note(self, name: str, type_name: str, start: int, value: int | str | bytes) -> None:
+        data = self.data[start : self.offset]
+        self.fields.append(
+            InspectedField(name=name, type_name=type_name, offset=start, data=data, value=value)
+        )

@@ -1,0 +1,33 @@
+"""The first two bytes of every key: format version, record type (RFC 0001, Record types)."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+VERSION: Final = 0x01
+
+MAX_KEY_BYTES: Final = 0xFFFF
+"""SlateDB's limit."""
+
+
+class RecordType(enum.IntEnum):
+    """The type byte. The messages database and the queue store both use 01 and 02.
+
+    ``PAYLOAD`` and ``METADATA_LOG_ENTRY`` share a byte, as do ``SEQ_BLOCK`` and
+    ``ACTIVE_MESSAGES``; the length of the key tells them apart (see ``rows``).
+    """
+
+    PAYLOAD = 0x01
+    SEQ_BLOCK = 0x02
+    DONE_MESSAGES = 0x03
+    FAILED_MESSAGES = 0x04
+    ATTEMPTS = 0x05
+    QUEUE_CONFIG = 0x06
+
+    METADATA_LOG_ENTRY = 0x01
+    ACTIVE_MESSAGES = 0x02
+
+    @property
+    def prefix(self) -> bytes:
+        return bytes((VERSION, self))

@@ -1,0 +1,143 @@
+"""The log of message metadata (RFC 0001, Metadata log entry)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from odq_encodings.errors import EncodingError
+from odq_encodings.integers import IntegerRun
+from odq_encodings.key_prefix import RecordType
+from odq_encodings.reader import Reader
+from odq_encodings.record import Record, checked_key_size
+from odq_encodings.terminated_bytes import encode_terminated_bytes
+from odq_encodings.utf8 import encode_text, encode_utf8
+
+METADATA_LOG_NAME: Final = b"opendata-queue/messages/metadata"
+MAX_HEADERS: Final = 255
+
+# Named once: formatting the names of fields would cost more than decoding them.
+_HEADER_FIELDS: Final = tuple(
+    (f"headers[{index}].key", f"headers[{index}].value") for index in range(MAX_HEADERS)
+)
+_SEQUENCE = IntegerRun(">", sequence="Q")
+_FIXED_PART = IntegerRun(
+    "<",
+    message_id="Q",
+    created_at="q",
+    received_at="q",
+    visible_at="q",
+    retention_seconds="I",
+    header_count="B",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetadataLogKey(Record):
+    """``01 01``, log name ``TerminatedBytes``, sequence ``u64`` big-endian.
+
+    The name is ``opendata-queue/messages/metadata``; ``/`` and the instance follow where several
+    systems share a database.
+    """
+
+    sequence: int
+    instance: str | None = None
+
+    def encode(self) -> bytes:
+        sequence = _SEQUENCE.pack("MetadataLogKey", self.sequence)
+        return self.log_prefix(self.instance) + sequence
+
+    @staticmethod
+    def log_prefix(instance: str | None = None) -> bytes:
+        """What all keys of one log start with: everything but the sequence."""
+        name = METADATA_LOG_NAME
+        if instance is not None:
+            suffix = encode_text(instance, record="MetadataLogKey", field="instance")
+            if not suffix:
+                raise EncodingError("is empty", record="MetadataLogKey", field="instance")
+            name += b"/" + suffix
+        prefix = RecordType.METADATA_LOG_ENTRY.prefix + encode_terminated_bytes(name)
+        checked_key_size(prefix + bytes(_SEQUENCE.size), record="MetadataLogKey", field="instance")
+        return prefix
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        reader.key_prefix(RecordType.METADATA_LOG_ENTRY)
+        start = reader.offset
+        instance = _instance_of(reader.terminated_bytes("log_name"), reader, start)
+        (sequence,) = reader.integers(_SEQUENCE)
+        return cls(sequence=sequence, instance=instance)
+
+
+def _instance_of(name: bytes, reader: Reader, start: int) -> str | None:
+    if name == METADATA_LOG_NAME:
+        return None
+    suffix = name.removeprefix(METADATA_LOG_NAME + b"/")
+    if suffix == name or not suffix:
+        wanted = f"{METADATA_LOG_NAME.decode()}[/instance]"
+        raise reader.error(f"log name {name!r} is not {wanted}", "log_name", start)
+    try:
+        return suffix.decode()
+    except UnicodeDecodeError as error:
+        raise reader.error(f"invalid UTF-8: {error.reason}", "instance", start) from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MessageMetadata(Record):
+    """All that is known of a message besides its payload.
+
+    Layout, little-endian: message id ``u64``, created at ``i64``, received at ``i64``, visible at
+    ``i64``, retention in seconds ``u32`` (0 = for ever), header count ``u8``, then for each
+    header its key ``Utf8`` and its value ``Utf8``. Times are milliseconds since the Unix epoch.
+    """
+
+    message_id: int
+    created_at: int
+    received_at: int
+    visible_at: int
+    retention_seconds: int
+    headers: tuple[tuple[str, str], ...]
+
+    def encode(self) -> bytes:
+        if len(self.headers) > MAX_HEADERS:
+            reason = f"{len(self.headers)} headers are over the limit of {MAX_HEADERS}"
+            raise EncodingError(reason, record="MessageMetadata", field="headers")
+        fixed = _FIXED_PART.pack(
+            "MessageMetadata",
+            self.message_id,
+            self.created_at,
+            self.received_at,
+            self.visible_at,
+            self.retention_seconds,
+            len(self.headers),
+        )
+        return fixed + encode_headers(self.headers)
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        message_id, created_at, received_at, visible_at, retention_seconds, count = reader.integers(
+            _FIXED_PART
+        )
+        headers = tuple(
+            [(reader.utf8(key), reader.utf8(value)) for key, value in _HEADER_FIELDS[:count]]
+        )
+        return cls(
+            message_id=message_id,
+            created_at=created_at,
+            received_at=received_at,
+            visible_at=visible_at,
+            retention_seconds=retention_seconds,
+            headers=headers,
+        )
+
+
+def encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
+    """The end of a metadata value: the headers back to back, without their count.
+
+    The caller has checked that there are at most ``MAX_HEADERS``.
+    """
+    parts = []
+    for (key, value), (key_field, value_field) in zip(headers, _HEADER_FIELDS, strict=False):
+        parts.append(encode_utf8(key, record="MessageMetadata", field=key_field))
+        parts.append(encode_utf8(value, record="MessageMetadata", field=value_field))
+    return b"".join(parts)

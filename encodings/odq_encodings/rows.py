@@ -1,0 +1,88 @@
+"""Telling what a row of a store is, for tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from odq_encodings.active_messages import ActiveMessages, ActiveMessagesKey
+from odq_encodings.attempts import Attempts, AttemptsKey
+from odq_encodings.finished_messages import (
+    DoneMessages,
+    DoneMessagesKey,
+    FailedMessages,
+    FailedMessagesKey,
+)
+from odq_encodings.key_prefix import VERSION, RecordType
+from odq_encodings.metadata_log import MessageMetadata, MetadataLogKey
+from odq_encodings.payload import PayloadKey, read_payload
+from odq_encodings.queue_config import QueueConfig, QueueConfigKey
+from odq_encodings.reader import Reader
+from odq_encodings.record import Record
+from odq_encodings.seq_block import SeqBlock, SeqBlockKey
+
+_PAYLOAD_KEY_BYTES: Final = 10
+_SEQ_BLOCK_KEY_BYTES: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowKind:
+    """The pair of records that a row is made of."""
+
+    title: str
+    key: type[Record]
+    value_name: str
+    read_value: Callable[[Reader], Record]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A decoded row."""
+
+    kind: RowKind
+    key: Record
+    value: Record
+
+
+def _kind(title: str, key: type[Record], value: type[Record]) -> RowKind:
+    return RowKind(title=title, key=key, value_name=value.__name__, read_value=value.read)
+
+
+_PAYLOAD = RowKind(title="payload", key=PayloadKey, value_name="Payload", read_value=read_payload)
+_LOG_ENTRY = _kind("metadata log entry", MetadataLogKey, MessageMetadata)
+_SEQ_BLOCK = _kind("sequence block", SeqBlockKey, SeqBlock)
+_ACTIVE = _kind("active messages", ActiveMessagesKey, ActiveMessages)
+_BY_TYPE: Final = {
+    RecordType.DONE_MESSAGES: _kind("done messages", DoneMessagesKey, DoneMessages),
+    RecordType.FAILED_MESSAGES: _kind("failed messages", FailedMessagesKey, FailedMessages),
+    RecordType.ATTEMPTS: _kind("attempts", AttemptsKey, Attempts),
+    RecordType.QUEUE_CONFIG: _kind("queue configuration", QueueConfigKey, QueueConfig),
+}
+
+
+def row_kind(key: bytes) -> RowKind:
+    """What kind of row ``key`` belongs to, by its first two bytes and its length.
+
+    Raises ``EncodingError`` for a version or a type that is not known.
+    """
+    reader = Reader("key", key)
+    if len(key) < 2:
+        raise reader.error(f"needs 2 bytes of version and type, {len(key)} left", None, 0)
+    reader.expect(key[0], VERSION, "version", 0)
+    if key[1] == RecordType.PAYLOAD:
+        return _PAYLOAD if len(key) == _PAYLOAD_KEY_BYTES else _LOG_ENTRY
+    if key[1] == RecordType.ACTIVE_MESSAGES:
+        return _SEQ_BLOCK if len(key) == _SEQ_BLOCK_KEY_BYTES else _ACTIVE
+    if key[1] not in _BY_TYPE:
+        raise reader.error(f"type {key[1]:02x} is not known", "type", 1)
+    return _BY_TYPE[RecordType(key[1])]
+
+
+def decode_any(key: bytes, value: bytes) -> Row:
+    """Decode a row of either database; ``EncodingError`` if it is not one of version 1."""
+    kind = row_kind(key)
+    reader = Reader(kind.value_name, value)
+    row = Row(kind=kind, key=kind.key.decode(key), value=kind.read_value(reader))
+    reader.finish()
+    return row

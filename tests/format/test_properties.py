@@ -1,0 +1,197 @@
+"""What holds for all records and all bytes, not just for the golden ones."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import odq_encodings
+from odq_encodings import (
+    ActiveMessages,
+    ActiveMessagesKey,
+    AttemptsKey,
+    AvailableMessage,
+    DoneMessages,
+    EncodingError,
+    FailedMessages,
+    InFlightMessage,
+    MetadataLogKey,
+    PayloadKey,
+    QueueConfigKey,
+    Record,
+    decode_any,
+    decode_payload,
+    decode_terminated_bytes,
+    decode_utf8,
+    encode_terminated_bytes,
+    encode_utf8,
+    inspect_key,
+    inspect_record,
+    inspect_row,
+)
+from tests.format import strategies
+from tests.format.strategies import RECORDS
+
+each_record = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+# What order is promised for: anything without FF, so all UTF-8 (RFC 0001, Conventions).
+ordered_ids = st.binary().map(lambda raw: raw.replace(b"\xff", b"\xfe"))
+
+
+def test_every_exported_record_has_a_strategy() -> None:
+    exported = {getattr(odq_encodings, name) for name in odq_encodings.__all__}
+    records = {
+        found
+        for found in exported
+        if isinstance(found, type) and issubclass(found, Record) and found is not Record
+    }
+
+    assert records == set(RECORDS)
+
+
+@each_record
+@given(data=st.data())
+def test_a_record_survives_the_round_trip(record: type[Record], data: st.DataObject) -> None:
+    original = data.draw(RECORDS[record])
+
+    encoded = original.encode()
+
+    assert record.decode(encoded) == original
+    assert type(record.decode(encoded)) is record
+
+
+@each_record
+@given(data=st.binary(max_size=200))
+def test_no_bytes_make_a_decoder_raise_anything_but_an_encoding_error(
+    record: type[Record], data: bytes
+) -> None:
+    with contextlib.suppress(EncodingError):
+        assert record.decode(data).encode() == data
+
+
+@each_record
+@given(data=st.data())
+def test_a_flipped_byte_is_refused_or_decodes_to_what_encodes_back(
+    record: type[Record], data: st.DataObject
+) -> None:
+    encoded = bytearray(data.draw(RECORDS[record]).encode())
+    position = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[position] ^= data.draw(st.integers(1, 255))
+
+    with contextlib.suppress(EncodingError):
+        assert record.decode(bytes(encoded)).encode() == encoded
+
+
+@given(prefix=st.sampled_from([b"", b"\x01", *(bytes((1, t)) for t in range(9))]), rest=st.data())
+def test_no_row_makes_a_tool_raise_anything_but_an_encoding_error(
+    prefix: bytes, rest: st.DataObject
+) -> None:
+    key = prefix + rest.draw(st.binary(max_size=60))
+    value = rest.draw(st.binary(max_size=200))
+
+    with contextlib.suppress(EncodingError):
+        decode_any(key, value)
+    with contextlib.suppress(EncodingError):
+        decode_payload(value)
+    inspect_row(key, value)
+    inspect_key(key)
+
+
+@each_record
+@given(data=st.data())
+def test_inspected_fields_cover_every_byte_once_and_in_order(
+    record: type[Record], data: st.DataObject
+) -> None:
+    encoded = data.draw(RECORDS[record]).encode()
+
+    inspection = inspect_record(record, encoded)
+
+    assert inspection.error is None
+    assert b"".join(field.data for field in inspection.fields) == encoded
+    offsets = [field.offset for field in inspection.fields]
+    assert offsets == sorted(offsets)
+
+
+@given(raw=st.binary())
+def test_terminated_bytes_round_trip(raw: bytes) -> None:
+    assert decode_terminated_bytes(encode_terminated_bytes(raw)) == raw
+
+
+@given(text=strategies.text)
+def test_utf8_round_trip(text: str) -> None:
+    assert decode_utf8(encode_utf8(text)) == text
+
+
+@given(data=st.binary(max_size=40))
+def test_no_bytes_make_a_primitive_raise_anything_but_an_encoding_error(data: bytes) -> None:
+    with contextlib.suppress(EncodingError):
+        assert encode_utf8(decode_utf8(data)) == data
+    with contextlib.suppress(EncodingError):
+        assert encode_terminated_bytes(decode_terminated_bytes(data)) == data
+
+
+@given(left=ordered_ids, right=ordered_ids)
+def test_queue_keys_sort_as_their_ids_do(left: bytes, right: bytes) -> None:
+    keys = [ActiveMessagesKey(queue_id=queue_id).encode() for queue_id in (left, right)]
+
+    assert (keys[0] < keys[1]) == (left < right)
+
+
+def test_ids_with_ff_are_the_one_exception_to_the_order() -> None:
+    assert b"\x02" < b"\xff"
+    assert encode_terminated_bytes(b"\xff") < encode_terminated_bytes(b"\x02")
+
+
+@given(left=st.binary(), right=st.binary())
+def test_no_queue_key_is_a_prefix_of_another(left: bytes, right: bytes) -> None:
+    keys = [QueueConfigKey(queue_id=queue_id).encode() for queue_id in (left, right)]
+
+    assert keys[0].startswith(keys[1]) == (left == right)
+
+
+@given(left=strategies.u64, right=strategies.u64)
+def test_numbered_keys_sort_as_their_numbers_do(left: int, right: int) -> None:
+    keys: list[Callable[[int], Record]] = [
+        lambda number: PayloadKey(message_id=number),
+        lambda number: AttemptsKey(message_id=number),
+        lambda number: MetadataLogKey(sequence=number),
+        lambda number: MetadataLogKey(sequence=number, instance="newsfeeds"),
+    ]
+    for key in keys:
+        assert (key(left).encode() < key(right).encode()) == (left < right)
+
+
+@given(active=RECORDS[ActiveMessages])
+def test_joining_encoded_entries_is_encoding_the_record(active: ActiveMessages) -> None:
+    available = [message.encode() for message in active.available]
+    in_flight = [message.encode() for message in active.in_flight]
+
+    assert ActiveMessages.join(available, in_flight) == active.encode()
+
+
+def test_joining_an_entry_of_a_wrong_size_is_refused() -> None:
+    entry = b"\x00" * AvailableMessage.layout.size
+
+    joins: list[Callable[[], bytes]] = [
+        lambda: ActiveMessages.join([entry, entry[:-1]], []),
+        lambda: ActiveMessages.join([], [entry + b"\x00"]),
+        lambda: DoneMessages.join([entry]),
+        lambda: FailedMessages.join([entry]),
+    ]
+    for join in joins:
+        with pytest.raises(EncodingError, match="entries of"):
+            join()
+
+
+def test_a_decoding_error_survives_pickling() -> None:
+    with pytest.raises(EncodingError) as caught:
+        InFlightMessage.decode(b"\x00" * 10)
+
+    copy = pickle.loads(pickle.dumps(caught.value))
+
+    assert str(copy) == str(caught.value)
+    assert (copy.record, copy.field, copy.offset) == ("InFlightMessage", "claimed_at", 9)
