@@ -1,0 +1,196 @@
+"""``odq inspect``: what the bytes of a row mean, field by field."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import odq_encodings
+from odq_encodings import (
+    InspectedField,
+    Inspection,
+    Record,
+    inspect_key,
+    inspect_record,
+    inspect_row,
+)
+
+app = typer.Typer(
+    help="Decode rows of a store, given as hex, into their fields.", no_args_is_help=True
+)
+
+_SHOWN_FIELDS: Final = 120
+_SHOWN_BYTES: Final = 16
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_RECORDS: Final[dict[str, type[Record]]] = {
+    name: found
+    for name in odq_encodings.__all__
+    if isinstance(found := getattr(odq_encodings, name), type)
+    and issubclass(found, Record)
+    and found is not Record
+}
+
+HexKey = Annotated[str, typer.Argument(help="The row's key in hex, or - for standard input.")]
+HexValue = Annotated[str, typer.Argument(help="The row's value in hex, or - for standard input.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+ShowAll = Annotated[
+    bool, typer.Option("--all", help=f"Show every field, not just the first {_SHOWN_FIELDS}.")
+]
+
+
+@app.command("hex")
+def inspect_hex(
+    key: HexKey, value: HexValue, as_json: AsJson = False, show_all: ShowAll = False
+) -> None:
+    """Decode a row: its key tells what the value is.
+
+    Exits with 1 if the row is broken, and says where.
+
+    Example: odq inspect hex 01010000000000000102 0102006869
+    """
+    _show(inspect_row(_bytes_of(key, "KEY"), _bytes_of(value, "VALUE")), as_json, show_all)
+
+
+@app.command("key")
+def inspect_only_key(key: HexKey, as_json: AsJson = False, show_all: ShowAll = False) -> None:
+    """Decode a key alone.
+
+    Example: odq inspect key 01026f726465727300
+    """
+    _show((inspect_key(_bytes_of(key, "KEY")),), as_json, show_all)
+
+
+@app.command("value")
+def inspect_only_value(
+    record: Annotated[str, typer.Argument(help="What it is, for example MessageMetadata.")],
+    value: HexValue,
+    as_json: AsJson = False,
+    show_all: ShowAll = False,
+) -> None:
+    """Decode a value (or a key, or one element of an array) whose record is known.
+
+    Example: odq inspect value DoneMessage 010000000000000002000000000000000300
+    """
+    if record not in _RECORDS:
+        known = ", ".join(sorted(_RECORDS))
+        raise typer.BadParameter(f"{record!r} is not one of: {known}", param_hint="RECORD")
+    _show((inspect_record(_RECORDS[record], _bytes_of(value, "VALUE")),), as_json, show_all)
+
+
+def _bytes_of(text: str, name: str) -> bytes:
+    """Hex as people paste it: with spaces, colons, underscores, dots or 0x."""
+    if text == "-":
+        text = sys.stdin.read()
+    digits = re.sub(r"0x|[\s:_·]", "", text, flags=re.IGNORECASE)
+    wrong = re.search(r"[^0-9a-fA-F]", digits)
+    if wrong:
+        place = f"{wrong.group()!r} is no hex digit (digit {wrong.start() + 1})"
+        raise typer.BadParameter(place, param_hint=name)
+    if len(digits) % 2:
+        raise typer.BadParameter(
+            f"{len(digits)} hex digits are an odd number; a byte has two", param_hint=name
+        )
+    return bytes.fromhex(digits)
+
+
+def _show(inspections: tuple[Inspection, ...], as_json: bool, show_all: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([_as_json(inspection) for inspection in inspections], indent=2))
+    else:
+        console = Console()
+        for inspection in inspections:
+            _print_table(console, inspection, None if show_all else _SHOWN_FIELDS)
+    if any(inspection.error for inspection in inspections):
+        raise typer.Exit(1)
+
+
+def _print_table(console: Console, inspection: Inspection, limit: int | None) -> None:
+    if inspection.fields:
+        table = Table(title=inspection.record, title_justify="left", title_style="bold")
+        table.add_column("offset", justify="right", style="cyan")
+        table.add_column("bytes", style="dim", overflow="fold")
+        table.add_column("field", overflow="fold")
+        table.add_column("type", style="magenta")
+        table.add_column("value", overflow="fold")
+        table.add_column("meaning", style="green", overflow="fold")
+        for field in inspection.fields[:limit]:
+            table.add_row(
+                str(field.offset),
+                _hex(field.data),
+                Text(field.name),
+                field.type_name,
+                Text(_value(field)),
+                Text(_meaning(field)),
+            )
+        console.print(table)
+    if limit is not None and len(inspection.fields) > limit:
+        left = len(inspection.fields) - limit
+        console.print(f"… and {left} more fields; --all shows them")
+    if inspection.error:
+        console.print(Text(f"✗ broken: {inspection.error}", style="bold red"))
+
+
+def _as_json(inspection: Inspection) -> dict[str, object]:
+    error = inspection.error
+    return {
+        "record": inspection.record,
+        "fields": [
+            {
+                "offset": field.offset,
+                "hex": field.data.hex(),
+                "name": field.name,
+                "type": field.type_name,
+                # Decimal strings: 64-bit numbers do not survive every JSON reader.
+                "value": field.value.hex() if isinstance(field.value, bytes) else str(field.value),
+                "meaning": _meaning(field),
+            }
+            for field in inspection.fields
+        ],
+        "error": None
+        if error is None
+        else {"reason": error.reason, "field": error.field, "offset": error.offset},
+    }
+
+
+def _hex(data: bytes) -> str:
+    shown = data[:_SHOWN_BYTES].hex(" ")
+    return shown if len(data) <= _SHOWN_BYTES else f"{shown} … ({len(data)} bytes)"
+
+
+def _value(field: InspectedField) -> str:
+    if isinstance(field.value, int):
+        return str(field.value)
+    text = repr(field.value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _meaning(field: InspectedField) -> str:
+    """What a person would want to know beyond the number."""
+    name, value = field.name.rpartition(".")[2], field.value
+    if not isinstance(value, int):
+        return ""
+    if name.endswith(("_at", "_deadline")):
+        return "never" if name == "retention_deadline" and value == 0 else _time(value)
+    if name.endswith("_seconds"):
+        return "for ever" if value == 0 else str(timedelta(seconds=value))
+    if name == "message_id":
+        return f"shard {value >> 32}, sequence {value & 0xFFFF_FFFF}"
+    if name == "kind":
+        return {1: "inline bytes", 2: "URI"}.get(value, "")
+    return ""
+
+
+def _time(milliseconds: int) -> str:
+    try:
+        moment = _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return "beyond the calendar"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
