@@ -1,0 +1,134 @@
+"""The rows of one atomic write, held in the form in which the compiled writer takes them."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable, Iterator
+
+# Our own bound, not SlateDB's: 0.17 stores longer keys. It lets the header hold a u16.
+MAX_KEY_BYTES = 65_535
+# The binding passes byte strings with an i32 length, in a buffer that has four bytes more.
+MAX_VALUE_BYTES = 2**31 - 1 - 4
+# SlateDB adds the TTL to the clock, and a sum beyond i64 silently means "never expires".
+MAX_TTL_MS = 2**62
+
+
+class Op(enum.IntEnum):
+    """First byte of a packed row. `native/batch_writer.c` has the same numbers."""
+
+    PUT = 1
+    PUT_TTL = 2
+    DELETE = 3
+
+
+# IntEnum members are slow to pack: each one is converted through __index__.
+_PUT, _PUT_TTL, _DELETE = int(Op.PUT), int(Op.PUT_TTL), int(Op.DELETE)
+
+HEADER = struct.Struct("<BxHIQ")
+_pack_header = HEADER.pack
+_PARTS_PER_ROW = 3
+
+
+class Rows:
+    """Puts and deletes that are written together or not at all, in the order of their calls.
+
+    If a key occurs more than once, the last row with it wins. A row that is refused with
+    `ValueError` or `TypeError` changes nothing.
+
+    A packed row is, little-endian and unaligned::
+
+        op u8 | 0 u8 | key length u16 | value length u32 | ttl ms u64 | key | value
+
+    The TTL is 0 unless the op is PUT_TTL; a delete has no value. The rows follow each other with
+    nothing between them. Inside, header, key and value are kept as three items of a flat list and
+    joined once: that was cheaper than a tuple for each row, packed at the end (575 against 603 ns).
+    """
+
+    __slots__ = ("_parts", "_size_bytes")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+
+    def put(self, key: bytes, value: bytes, *, ttl_ms: int | None = None) -> None:
+        """Set `key`; with `ttl_ms`, SlateDB may drop the row that long after the write."""
+        if key.__class__ is not bytes or value.__class__ is not bytes:
+            raise _not_bytes(key, value)
+        key_size = len(key)
+        value_size = len(value)
+        if not 0 < key_size <= MAX_KEY_BYTES:
+            raise _bad_key(key_size)
+        if value_size > MAX_VALUE_BYTES:
+            raise _bad_value(value_size)
+        if ttl_ms is None:
+            header = _pack_header(_PUT, key_size, value_size, 0)
+        elif 0 < ttl_ms <= MAX_TTL_MS:
+            header = _pack_header(_PUT_TTL, key_size, value_size, ttl_ms)
+        else:
+            raise _bad_ttl(ttl_ms)
+        self._parts += (header, key, value)
+        self._size_bytes += key_size + value_size
+
+    def put_many(self, items: Iterable[tuple[bytes, bytes]], *, ttl_ms: int | None = None) -> None:
+        """Put every (key, value), or none of them if one is refused."""
+        added = Rows()
+        put = added.put
+        for key, value in items:
+            put(key, value, ttl_ms=ttl_ms)
+        self.extend(added)
+
+    def delete(self, key: bytes) -> None:
+        """Remove `key`; it need not exist."""
+        if key.__class__ is not bytes:
+            raise _not_bytes(key, b"")
+        key_size = len(key)
+        if not 0 < key_size <= MAX_KEY_BYTES:
+            raise _bad_key(key_size)
+        self._parts += (_pack_header(_DELETE, key_size, 0, 0), key, b"")
+        self._size_bytes += key_size
+
+    def extend(self, other: Rows) -> None:
+        """Append the rows of `other`, which is left as it is."""
+        self._parts += other._parts
+        self._size_bytes += other._size_bytes
+
+    def __len__(self) -> int:
+        return len(self._parts) // _PARTS_PER_ROW
+
+    def __iter__(self) -> Iterator[tuple[Op, bytes, bytes, int]]:
+        """Each row as (op, key, value, ttl ms), for the tiers that write row by row."""
+        parts = iter(self._parts)
+        for header, key, value in zip(parts, parts, parts, strict=True):
+            op, _, _, ttl_ms = HEADER.unpack(header)
+            yield Op(op), key, value, ttl_ms
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all keys and values, without the headers."""
+        return self._size_bytes
+
+    def packed(self) -> bytes:
+        """All rows in one buffer. Rows added later are not in it."""
+        return b"".join(self._parts)
+
+
+def _not_bytes(key: object, value: object) -> TypeError:
+    # A bytearray could change after the check, and a str would only fail at the commit.
+    return TypeError(
+        f"key and value must be bytes, not {type(key).__name__} and {type(value).__name__}"
+    )
+
+
+def _bad_key(size: int) -> ValueError:
+    if size == 0:
+        return ValueError("key is empty")
+    return ValueError(f"key has {size} bytes, more than the {MAX_KEY_BYTES} allowed")
+
+
+def _bad_value(size: int) -> ValueError:
+    return ValueError(f"value has {size} bytes, more than the {MAX_VALUE_BYTES} allowed")
+
+
+def _bad_ttl(ttl_ms: int) -> ValueError:
+    return ValueError(f"ttl_ms is {ttl_ms}, not within 1 to {MAX_TTL_MS}")
