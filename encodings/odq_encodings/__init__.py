@@ -12,6 +12,7 @@ from odq_encodings.active_messages import (
 )
 from odq_encodings.arrays import join_array
 from odq_encodings.attempts import Attempts, AttemptsKey
+from odq_encodings.blob_reference import BLOB_ID_BYTES, BlobReference, BlobReferenceKey
 from odq_encodings.errors import EncodingError
 from odq_encodings.finished_messages import (
     DoneMessage,
@@ -21,6 +22,7 @@ from odq_encodings.finished_messages import (
     FailedMessages,
     FailedMessagesKey,
 )
+from odq_encodings.idempotency import IdempotencyRecord, IdempotencyRecordKey
 from odq_encodings.inspection import (
     InspectedField,
     Inspection,
@@ -34,6 +36,10 @@ from odq_encodings.metadata_log import (
     METADATA_LOG_NAME,
     MessageMetadata,
     MetadataLogKey,
+    encode_headers,
+    encode_message_metadata,
+    encode_metadata_log_key,
+    metadata_log_prefix,
 )
 from odq_encodings.payload import (
     MAX_INLINE_PAYLOAD_BYTES,
@@ -42,6 +48,8 @@ from odq_encodings.payload import (
     PayloadKind,
     UriPayload,
     decode_payload,
+    encode_inline_payload,
+    encode_payload_key,
 )
 from odq_encodings.primitives import decode_terminated_bytes, decode_utf8
 from odq_encodings.queue_config import FILTER_GRAMMAR, QueueConfig, QueueConfigKey
@@ -52,6 +60,7 @@ from odq_encodings.terminated_bytes import encode_terminated_bytes
 from odq_encodings.utf8 import encode_utf8
 
 __all__ = [
+    "BLOB_ID_BYTES",
     "FILTER_GRAMMAR",
     "MAX_HEADERS",
     "MAX_INLINE_PAYLOAD_BYTES",
@@ -63,6 +72,8 @@ __all__ = [
     "Attempts",
     "AttemptsKey",
     "AvailableMessage",
+    "BlobReference",
+    "BlobReferenceKey",
     "DoneMessage",
     "DoneMessages",
     "DoneMessagesKey",
@@ -70,6 +81,8 @@ __all__ = [
     "FailedMessage",
     "FailedMessages",
     "FailedMessagesKey",
+    "IdempotencyRecord",
+    "IdempotencyRecordKey",
     "InFlightMessage",
     "InlinePayload",
     "InspectedField",
@@ -91,11 +104,17 @@ __all__ = [
     "decode_payload",
     "decode_terminated_bytes",
     "decode_utf8",
+    "encode_headers",
+    "encode_inline_payload",
+    "encode_message_metadata",
+    "encode_metadata_log_key",
+    "encode_payload_key",
     "encode_terminated_bytes",
     "encode_utf8",
     "inspect_key",
     "inspect_record",
     "inspect_row",
     "join_array",
+    "metadata_log_prefix",
     "row_kind",
 ]

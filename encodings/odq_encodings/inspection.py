@@ -95,14 +95,14 @@ class TracingReader(Reader):
         self._note(f"{field}.count", "u16 LE", self.offset - 2, count)
         return count
 
-    def octets(self, field: str) -> bytes:
-        raw = super().octets(field)
+    def fixed_octets(self, size: int, field: str) -> bytes:
+        raw = super().fixed_octets(size, field)
         self._note(field, "bytes", self.offset - len(raw), raw)
         return raw
 
     def utf8(self, field: str) -> str:
         text = super().utf8(field)
-        # Noted as bytes by ``octets``, which read it; it is known to be text only now.
+        # Noted as bytes when they were read; it is known to be text only now.
         as_bytes = self.fields.pop()
         self._note(field, "UTF-8", as_bytes.offset, text)
         return text

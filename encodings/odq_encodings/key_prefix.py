@@ -8,7 +8,7 @@ from typing import Final
 VERSION: Final = 0x01
 
 MAX_KEY_BYTES: Final = 0xFFFF
-"""SlateDB's limit."""
+"""Our own limit, far above any real key."""
 
 
 class RecordType(enum.IntEnum):
@@ -24,6 +24,8 @@ class RecordType(enum.IntEnum):
     FAILED_MESSAGES = 0x04
     ATTEMPTS = 0x05
     QUEUE_CONFIG = 0x06
+    IDEMPOTENCY = 0x07
+    BLOB_REFERENCE = 0x08
 
     METADATA_LOG_ENTRY = 0x01
     ACTIVE_MESSAGES = 0x02

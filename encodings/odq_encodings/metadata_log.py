@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -13,7 +14,7 @@ from odq_encodings.record import Record, checked_key_size
 from odq_encodings.terminated_bytes import encode_terminated_bytes
 from odq_encodings.utf8 import encode_text, encode_utf8
 
-METADATA_LOG_NAME: Final = b"opendata-queue/messages/metadata"
+METADATA_LOG_NAME: Final = "opendata-queue/messages/metadata"
 MAX_HEADERS: Final = 255
 
 # Named once: formatting the names of fields would cost more than decoding them.
@@ -44,42 +45,47 @@ class MetadataLogKey(Record):
     instance: str | None = None
 
     def encode(self) -> bytes:
-        sequence = _SEQUENCE.pack("MetadataLogKey", self.sequence)
-        return self.log_prefix(self.instance) + sequence
-
-    @staticmethod
-    def log_prefix(instance: str | None = None) -> bytes:
-        """What all keys of one log start with: everything but the sequence."""
-        name = METADATA_LOG_NAME
-        if instance is not None:
-            suffix = encode_text(instance, record="MetadataLogKey", field="instance")
-            if not suffix:
-                raise EncodingError("is empty", record="MetadataLogKey", field="instance")
-            name += b"/" + suffix
-        prefix = RecordType.METADATA_LOG_ENTRY.prefix + encode_terminated_bytes(name)
-        checked_key_size(prefix + bytes(_SEQUENCE.size), record="MetadataLogKey", field="instance")
-        return prefix
+        return encode_metadata_log_key(self.sequence, metadata_log_prefix(self.instance))
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
         reader.key_prefix(RecordType.METADATA_LOG_ENTRY)
-        start = reader.offset
-        instance = _instance_of(reader.terminated_bytes("log_name"), reader, start)
+        instance = _instance_of(reader)
         (sequence,) = reader.integers(_SEQUENCE)
         return cls(sequence=sequence, instance=instance)
 
 
-def _instance_of(name: bytes, reader: Reader, start: int) -> str | None:
+def metadata_log_prefix(instance: str | None = None) -> bytes:
+    """What all keys of one log start with: everything but the sequence."""
+    name = METADATA_LOG_NAME.encode()
+    if instance is not None:
+        suffix = encode_text(instance, record="MetadataLogKey", field="instance")
+        if not suffix:
+            raise EncodingError("is empty", record="MetadataLogKey", field="instance")
+        name += b"/" + suffix
+    prefix = RecordType.METADATA_LOG_ENTRY.prefix + encode_terminated_bytes(name)
+    checked_key_size(prefix + bytes(_SEQUENCE.size), record="MetadataLogKey", field="instance")
+    return prefix
+
+
+_DEFAULT_PREFIX: Final = metadata_log_prefix()
+
+
+def encode_metadata_log_key(sequence: int, prefix: bytes = _DEFAULT_PREFIX) -> bytes:
+    """A ``MetadataLogKey`` without the object (bulk path)."""
+    return prefix + _SEQUENCE.pack("MetadataLogKey", sequence)
+
+
+def _instance_of(reader: Reader) -> str | None:
+    start = reader.offset
+    name = reader.terminated_text("log_name")
     if name == METADATA_LOG_NAME:
         return None
-    suffix = name.removeprefix(METADATA_LOG_NAME + b"/")
-    if suffix == name or not suffix:
-        wanted = f"{METADATA_LOG_NAME.decode()}[/instance]"
+    instance = name.removeprefix(METADATA_LOG_NAME + "/")
+    if instance == name or not instance:
+        wanted = f"{METADATA_LOG_NAME}[/instance]"
         raise reader.error(f"log name {name!r} is not {wanted}", "log_name", start)
-    try:
-        return suffix.decode()
-    except UnicodeDecodeError as error:
-        raise reader.error(f"invalid UTF-8: {error.reason}", "instance", start) from None
+    return instance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,19 +105,15 @@ class MessageMetadata(Record):
     headers: tuple[tuple[str, str], ...]
 
     def encode(self) -> bytes:
-        if len(self.headers) > MAX_HEADERS:
-            reason = f"{len(self.headers)} headers are over the limit of {MAX_HEADERS}"
-            raise EncodingError(reason, record="MessageMetadata", field="headers")
-        fixed = _FIXED_PART.pack(
-            "MessageMetadata",
+        return encode_message_metadata(
             self.message_id,
             self.created_at,
             self.received_at,
             self.visible_at,
             self.retention_seconds,
             len(self.headers),
+            encode_headers(self.headers),
         )
-        return fixed + encode_headers(self.headers)
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
@@ -131,11 +133,50 @@ class MessageMetadata(Record):
         )
 
 
-def encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
-    """The end of a metadata value: the headers back to back, without their count.
+def encode_message_metadata(
+    message_id: int,
+    created_at: int,
+    received_at: int,
+    visible_at: int,
+    retention_seconds: int,
+    header_count: int,
+    headers: bytes,
+) -> bytes:
+    """A ``MessageMetadata`` without the object, its headers encoded already (bulk path)."""
+    fixed_part = _FIXED_PART.pack(
+        "MessageMetadata",
+        message_id,
+        created_at,
+        received_at,
+        visible_at,
+        retention_seconds,
+        header_count,
+    )
+    return fixed_part + headers
 
-    The caller has checked that there are at most ``MAX_HEADERS``.
-    """
+
+def encode_headers(headers: Collection[tuple[str, str]]) -> bytes:
+    """The end of a metadata value: the headers back to back, without their count."""
+    if len(headers) > MAX_HEADERS:
+        reason = f"{len(headers)} headers are over the limit of {MAX_HEADERS}"
+        raise EncodingError(reason, record="MessageMetadata", field="headers")
+    parts: list[bytes] = []
+    try:
+        for key, value in headers:
+            raw_key, raw_value = key.encode(), value.encode()
+            parts += (
+                len(raw_key).to_bytes(2, "little"),
+                raw_key,
+                len(raw_value).to_bytes(2, "little"),
+                raw_value,
+            )
+    except (AttributeError, UnicodeEncodeError, OverflowError):
+        return _encode_headers_by_name(headers)
+    return b"".join(parts)
+
+
+def _encode_headers_by_name(headers: Collection[tuple[str, str]]) -> bytes:
+    """The same with the name of every field at hand, for the error that is about to be raised."""
     parts = []
     for (key, value), (key_field, value_field) in zip(headers, _HEADER_FIELDS, strict=False):
         parts.append(encode_utf8(key, record="MessageMetadata", field=key_field))

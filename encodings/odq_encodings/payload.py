@@ -11,11 +11,12 @@ from odq_encodings.errors import EncodingError
 from odq_encodings.integers import U16_MAX, IntegerRun
 from odq_encodings.key_prefix import RecordType
 from odq_encodings.reader import Reader
-from odq_encodings.record import MessageIdKey, Record
+from odq_encodings.record import MESSAGE_ID_KEY, MessageIdKey, Record
 from odq_encodings.utf8 import encode_utf8
 
 MAX_INLINE_PAYLOAD_BYTES = U16_MAX
 
+_KEY_PREFIX = RecordType.PAYLOAD.prefix
 _KIND = IntegerRun("<", kind="B")
 
 
@@ -38,11 +39,7 @@ class InlinePayload(Record):
     data: bytes
 
     def encode(self) -> bytes:
-        if not isinstance(self.data, bytes):
-            reason = f"{type(self.data).__name__} is not bytes"
-            raise EncodingError(reason, record="InlinePayload", field="data")
-        count = encode_count(len(self.data), record="InlinePayload", field="data")
-        return b"\x01" + count + self.data
+        return encode_inline_payload(self.data)
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
@@ -63,6 +60,19 @@ class UriPayload(Record):
     def read(cls, reader: Reader) -> Self:
         _expect_kind(reader, PayloadKind.URI)
         return cls(uri=reader.utf8("uri"))
+
+
+def encode_inline_payload(data: bytes) -> bytes:
+    """``InlinePayload(data=data).encode()`` without the object (bulk path)."""
+    if not isinstance(data, bytes):
+        reason = f"{type(data).__name__} is not bytes"
+        raise EncodingError(reason, record="InlinePayload", field="data")
+    return b"\x01" + encode_count(len(data), record="InlinePayload", field="data") + data
+
+
+def encode_payload_key(message_id: int) -> bytes:
+    """``PayloadKey(message_id=message_id).encode()`` without the object (bulk path)."""
+    return _KEY_PREFIX + MESSAGE_ID_KEY.pack("PayloadKey", message_id)
 
 
 def _expect_kind(reader: Reader, expected: PayloadKind) -> None:

@@ -58,12 +58,7 @@ class Reader:
 
     def octets(self, field: str) -> bytes:
         """An ``Array<Byte>``."""
-        size = self.count(field)
-        start, end = self.offset, self.offset + size
-        if end > len(self.data):
-            raise self._truncated(field, start, size)
-        self.offset = end
-        return self.data[start:end]
+        return self.fixed_octets(self.count(field), field)
 
     def utf8(self, field: str) -> str:
         raw = self.octets(field)
@@ -79,6 +74,23 @@ class Reader:
         except BadTerminatedBytes as error:
             raise self.error(error.reason, field, error.offset) from None
         return raw
+
+    def terminated_text(self, field: str) -> str:
+        """A ``TerminatedBytes`` that holds UTF-8."""
+        start = self.offset
+        raw = self.terminated_bytes(field)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise self.error(f"invalid UTF-8: {error.reason}", field, start) from None
+
+    def fixed_octets(self, size: int, field: str) -> bytes:
+        """Bytes of a fixed number."""
+        start, end = self.offset, self.offset + size
+        if end > len(self.data):
+            raise self._truncated(field, start, size)
+        self.offset = end
+        return self.data[start:end]
 
     def key_prefix(self, expected: RecordType) -> None:
         """The version and type bytes of a key, which must be those of ``expected``."""

@@ -8,12 +8,14 @@ from typing import Final
 
 from odq_encodings.active_messages import ActiveMessages, ActiveMessagesKey
 from odq_encodings.attempts import Attempts, AttemptsKey
+from odq_encodings.blob_reference import BlobReference, BlobReferenceKey
 from odq_encodings.finished_messages import (
     DoneMessages,
     DoneMessagesKey,
     FailedMessages,
     FailedMessagesKey,
 )
+from odq_encodings.idempotency import IdempotencyRecord, IdempotencyRecordKey
 from odq_encodings.key_prefix import VERSION, RecordType
 from odq_encodings.metadata_log import MessageMetadata, MetadataLogKey
 from odq_encodings.payload import PayloadKey, read_payload
@@ -58,6 +60,8 @@ _BY_TYPE: Final = {
     RecordType.FAILED_MESSAGES: _kind("failed messages", FailedMessagesKey, FailedMessages),
     RecordType.ATTEMPTS: _kind("attempts", AttemptsKey, Attempts),
     RecordType.QUEUE_CONFIG: _kind("queue configuration", QueueConfigKey, QueueConfig),
+    RecordType.IDEMPOTENCY: _kind("idempotency key", IdempotencyRecordKey, IdempotencyRecord),
+    RecordType.BLOB_REFERENCE: _kind("blob reference", BlobReferenceKey, BlobReference),
 }
 
 
@@ -80,7 +84,7 @@ def row_kind(key: bytes) -> RowKind:
 
 
 def decode_any(key: bytes, value: bytes) -> Row:
-    """Decode a row of either database; ``EncodingError`` if it is not one of version 1."""
+    """Decode a row of either database; ``EncodingError`` if it is no record of ours."""
     kind = row_kind(key)
     reader = Reader(kind.value_name, value)
     row = Row(kind=kind, key=kind.key.decode(key), value=kind.read_value(reader))

@@ -20,7 +20,7 @@ _ELEMENTS = {
     "DoneMessages.messages": "DoneMessage",
     "FailedMessages.messages": "FailedMessage",
 }
-_TEXT_FIELDS = {"uri", "filter", "instance"}
+_TEXT_FIELDS = {"uri", "filter", "instance", "namespace", "idempotency_key"}
 
 
 @dataclass(frozen=True, kw_only=True)

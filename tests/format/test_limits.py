@@ -140,7 +140,7 @@ def test_256_headers_are_refused() -> None:
         replace(METADATA, headers=(("k", "v"),) * 256).encode()
 
 
-def test_a_key_longer_than_slatedb_takes_is_refused_on_both_sides() -> None:
+def test_a_key_over_the_limit_is_refused_on_both_sides() -> None:
     longest = QueueConfigKey(queue_id=b"q" * (65_535 - 3))
     assert QueueConfigKey.decode(longest.encode()) == longest
 

@@ -1,0 +1,49 @@
+"""Which message a payload that is stored as an object of its own belongs to (RFC 0004)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from odq_encodings.errors import EncodingError
+from odq_encodings.integers import IntegerRun
+from odq_encodings.key_prefix import RecordType
+from odq_encodings.reader import Reader
+from odq_encodings.record import Record
+
+BLOB_ID_BYTES: Final = 16
+
+_MESSAGE_ID = IntegerRun("<", message_id="Q")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlobReferenceKey(Record):
+    """``01 08``, blob id: 16 bytes."""
+
+    blob_id: bytes
+
+    def encode(self) -> bytes:
+        if not isinstance(self.blob_id, bytes) or len(self.blob_id) != BLOB_ID_BYTES:
+            reason = f"{self.blob_id!r} is not {BLOB_ID_BYTES} bytes"
+            raise EncodingError(reason, record="BlobReferenceKey", field="blob_id")
+        return RecordType.BLOB_REFERENCE.prefix + self.blob_id
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        reader.key_prefix(RecordType.BLOB_REFERENCE)
+        return cls(blob_id=reader.fixed_octets(BLOB_ID_BYTES, "blob_id"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlobReference(Record):
+    """Layout: message id ``u64`` little-endian."""
+
+    message_id: int
+
+    def encode(self) -> bytes:
+        return _MESSAGE_ID.pack("BlobReference", self.message_id)
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        (message_id,) = reader.integers(_MESSAGE_ID)
+        return cls(message_id=message_id)
