@@ -1,0 +1,253 @@
+"""One SlateDB database: rows in, rows out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, Protocol, TypeVar
+
+import slatedb.uniffi as slatedb
+
+from odq_encodings import EncodingError
+from opendata_queue.errors import (
+    ClosedError,
+    CorruptStoreError,
+    FencedError,
+    OdqError,
+    StoreUnavailableError,
+)
+from opendata_queue.store.batch_writer import commit_rows
+from opendata_queue.store.durable_files import TreeSync, WalSync
+from opendata_queue.store.location import StoreKind
+from opendata_queue.store.objects import Objects
+from opendata_queue.store.rows import Rows
+from opendata_queue.store.translation import translated
+
+logger = logging.getLogger(__name__)
+
+SCAN_ROWS: Final = 1_000
+"""Rows that a scan hands over at a time."""
+
+_READS_AT_ONCE: Final = 32
+# With SlateDB's own defaults a scan on S3 makes thousands of tiny requests.
+_SCAN_OPTIONS: Final = slatedb.ScanOptions(
+    durability_filter=slatedb.DurabilityLevel.MEMORY,
+    dirty=False,
+    read_ahead_bytes=4 * 1024 * 1024,
+    cache_blocks=False,
+    max_fetch_tasks=4,
+)
+
+Row = tuple[bytes, bytes]
+T = TypeVar("T")
+
+
+class _Readable(Protocol):
+    async def get(self, key: bytes) -> bytes | None: ...
+    async def scan_with_options(
+        self, range: slatedb.KeyRange, options: slatedb.ScanOptions
+    ) -> slatedb.DbIterator: ...
+    async def shutdown(self) -> None: ...
+
+
+class DatabaseReads:
+    """Point reads and bounded scans, the same for a writer and for a reader."""
+
+    def __init__(self, handle: _Readable, name: str) -> None:
+        self._reads = handle
+        self.name = name
+
+    def decode(self, decoder: Callable[[bytes], T], key: bytes, value: bytes) -> T:
+        """Decode the value of a row; one that can't be is a corrupt row of this database."""
+        try:
+            return decoder(value)
+        except EncodingError as error:
+            raise CorruptStoreError(f"{self.name}: {error}", key=key) from error
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The value of ``key``, if it has one."""
+        with translated(f"read {self.name}", key=key):
+            return await self._reads.get(key)
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of ``keys``, in their order, a bounded number of reads at a time."""
+        values: list[bytes | None] = []
+        for start in range(0, len(keys), _READS_AT_ONCE):
+            some = keys[start : start + _READS_AT_ONCE]
+            values += await asyncio.gather(*(self.get(key) for key in some))
+        return values
+
+    async def scan(
+        self, start: bytes, end: bytes, *, limit: int | None = None
+    ) -> AsyncIterator[list[Row]]:
+        """The rows from ``start`` up to, not including, ``end``, in chunks of up to 1,000.
+
+        ``limit`` bounds the rows in all.
+        """
+        if start >= end:  # SlateDB refuses to scan nothing
+            return
+        span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
+        with translated(f"scan {self.name}", key=start):
+            iterator = await self._reads.scan_with_options(span, _SCAN_OPTIONS)
+        left = limit
+        while left is None or left > 0:
+            wanted = SCAN_ROWS if left is None else min(SCAN_ROWS, left)
+            with translated(f"scan {self.name}", key=start):
+                chunk = [(row.key, row.value) for row in await iterator.next_batch(wanted)]
+            if not chunk:
+                return
+            yield chunk
+            if left is not None:
+                left -= len(chunk)
+
+
+class Database(DatabaseReads):
+    """The one writer of a database. A second one, anywhere, fences it."""
+
+    def __init__(self, handle: slatedb.Db, objects: Objects, path: str) -> None:
+        super().__init__(handle, f"{objects.location}/{path}")
+        self._db = handle
+        self._objects = objects
+        self._settings = objects.settings
+        self._path = path
+        self._wal_sync: WalSync | None = None
+        self._tree_sync: TreeSync | None = None
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, objects: Objects, path: str) -> Database:
+        """Open the database ``path`` of a root for writing; it is created if it is not there."""
+        settings = objects.settings
+        name = f"{objects.location}/{path}"
+        _refuse_unwritable(objects, path)
+        builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
+        builder.with_settings(settings.for_slatedb())
+        builder.with_db_cache(settings.block_cache(), 0)
+        with translated(f"open {name}"):
+            handle = await _in_time(builder.build(), settings.outage_timeout_ms, f"open {name}")
+        database = cls(handle, objects, path)
+        await database._start()
+        return database
+
+    async def commit(self, rows: Rows) -> None:
+        """Write ``rows`` as one atomic batch; when this returns they are durable.
+
+        If it raises, they may be durable or not: the caller must stop using the database. If the
+        caller is cancelled the commit goes on.
+        """
+        after_flush = self._wal_sync.sync_new_files if self._wal_sync else None
+        with translated(f"write {self.name}"):
+            try:
+                await _in_time(
+                    commit_rows(self._db, rows, after_flush=after_flush),
+                    self._settings.outage_timeout_ms,
+                    f"write {self.name}",
+                )
+            except StoreUnavailableError as error:
+                error.in_doubt = True
+                raise
+
+    async def close(self) -> None:
+        """Close. Closing twice does nothing.
+
+        Every commit was durable before it returned, so nothing can be lost here: being fenced, or a
+        store that does not answer, is logged and not raised.
+        """
+        housekeeping, self._housekeeping = self._housekeeping, None
+        if housekeeping is None:
+            return
+        housekeeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await housekeeping
+        doing = f"close {self.name}"
+        try:
+            with translated(doing):
+                await _in_time(self._db.shutdown(), self._settings.outage_timeout_ms, doing)
+        except (FencedError, ClosedError) as error:
+            logger.info("%s", error)
+        except OdqError as error:
+            logger.warning("%s", error)
+        await asyncio.to_thread(self._sync_tree)
+        if self._wal_sync:
+            self._wal_sync.close()
+
+    async def _start(self) -> None:
+        location = self._objects.location
+        if location.kind is StoreKind.FILE and self._settings.fsync:
+            folder = location.folder / self._path
+            self._tree_sync = TreeSync(folder)
+            self._wal_sync = await asyncio.to_thread(WalSync, folder)
+            await asyncio.to_thread(self._sync_tree)
+        self._housekeeping = asyncio.create_task(self._keep_house(), name=f"keep {self.name}")
+
+    async def _keep_house(self) -> None:
+        """Remove files that are not needed any more, after what replaces them is on the disk."""
+        admin = slatedb.AdminBuilder(
+            self._objects.location.join(self._path), self._objects.slatedb_store
+        ).build()
+        while True:
+            await asyncio.sleep(self._settings.garbage_interval_ms / 1000)
+            try:
+                await asyncio.to_thread(self._sync_tree)
+                with translated(f"collect garbage of {self.name}"):
+                    await admin.run_gc_once(self._settings.garbage_options())
+            except OdqError as error:
+                # Garbage can wait; a store that is really gone shows at the next commit.
+                logger.warning("%s", error)
+
+    def _sync_tree(self) -> None:
+        if self._tree_sync:
+            self._tree_sync.sync_new_files()
+
+
+class DatabaseReader(DatabaseReads):
+    """Reads a database that another process writes: durable rows, after a short delay."""
+
+    @classmethod
+    async def open(
+        cls, objects: Objects, path: str, *, poll_interval_ms: int = 1_000
+    ) -> DatabaseReader:
+        settings = objects.settings
+        name = f"{objects.location}/{path}"
+        builder = slatedb.DbReaderBuilder(objects.location.join(path), objects.slatedb_store)
+        builder.with_db_cache(settings.block_cache(), 0)
+        builder.with_options(
+            slatedb.ReaderOptions(
+                manifest_poll_interval_ms=poll_interval_ms,
+                checkpoint_lifetime_ms=max(60_000, 10 * poll_interval_ms),
+                max_memtable_bytes=settings.memtable_bytes,
+                skip_wal_replay=False,
+            )
+        )
+        with translated(f"read {name}"):
+            handle = await _in_time(builder.build(), settings.outage_timeout_ms, f"read {name}")
+        return cls(handle, name)
+
+    async def close(self) -> None:
+        with translated(f"close {self.name}"):
+            await self._reads.shutdown()
+
+
+async def _in_time(work: Awaitable[T], timeout_ms: int, doing: str) -> T:
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            return await work
+    except TimeoutError:
+        raise StoreUnavailableError(
+            f"could not {doing}: no answer within {timeout_ms} ms"
+        ) from None
+
+
+def _refuse_unwritable(objects: Objects, path: str) -> None:
+    """SlateDB retries a folder that it may not write to for ever; ask the system first."""
+    location = objects.location
+    if location.kind is not StoreKind.FILE:
+        return
+    folder = location.folder / path
+    with translated(f"write to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass

@@ -1,0 +1,104 @@
+"""Making files survive a loss of power.
+
+SlateDB's and obstore's local file stores write and rename, but never fsync: what they call
+durable survives a crash of the process, not of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def sync_file(path: Path) -> None:
+    """Flush one file's bytes to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folders(folder: Path, *, up_to: Path) -> None:
+    """Flush the entries of ``folder`` and of those above it, as far as ``up_to``."""
+    for place in (folder, *folder.parents):
+        sync_file(place)
+        if place == up_to:
+            return
+
+
+def make_folder(folder: Path, *, sync: bool) -> None:
+    """Make ``folder`` and those above it, and with ``sync`` make that last."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    if sync:
+        for place in missing:
+            sync_file(place.parent)
+
+
+class TreeSync:
+    """Syncs the files of one database that are written in the background: SSTs and manifests.
+
+    It runs before every collection of garbage. So what replaces a WAL or an SST file is on the
+    disk before the old file goes. Its cost grows with the number of live files, not of rows.
+    """
+
+    __slots__ = ("_folders", "_synced")
+
+    def __init__(self, database_folder: Path) -> None:
+        self._folders = [
+            database_folder / name for name in ("compacted", "compactions", "manifest")
+        ]
+        self._synced: set[Path] = set()
+
+    def sync_new_files(self) -> None:
+        present = {path for folder in self._folders if folder.is_dir() for path in folder.iterdir()}
+        for path in present - self._synced:
+            with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed
+                sync_file(path)
+        for folder in {path.parent for path in present - self._synced}:
+            sync_folders(folder, up_to=folder.parent)
+        self._synced = present
+
+
+class WalSync:
+    """Syncs the WAL files of one database as they appear.
+
+    SlateDB numbers its WAL files without gaps, and writes them in order. So the files that a
+    flush has made are those from the first unsynced number on, for as long as they exist: no
+    folder is listed, and the cost of a commit does not grow with the number of files.
+    """
+
+    __slots__ = ("_descriptor", "_folder", "_next")
+
+    def __init__(self, database_folder: Path) -> None:
+        self._folder = os.fspath(database_folder / "wal")
+        self._descriptor = os.open(self._folder, os.O_RDONLY)
+        self._next = min(self._numbers(), default=1)
+        self.sync_new_files()
+
+    def sync_new_files(self) -> None:
+        """Sync every WAL file that was not there the last time, then the folder's entries."""
+        synced = False
+        while True:
+            path = f"{self._folder}/{self._next:020}.sst"
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                break
+            try:
+                os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+            self._next += 1
+            synced = True
+        if synced:
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _numbers(self) -> Iterable[int]:
+        return (int(Path(name).stem) for name in os.listdir(self._folder) if name.endswith(".sst"))

@@ -1,0 +1,69 @@
+"""Where a root is: ``memory:///name``, ``file:///path`` or ``s3://bucket/prefix``."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from opendata_queue.errors import StoreAccessError
+
+_EXAMPLES = "memory:///, file:///absolute/path or s3://bucket/prefix"
+
+
+class StoreKind(enum.StrEnum):
+    MEMORY = "memory"
+    FILE = "file"
+    S3 = "s3"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Location:
+    """A parsed root URL. ``path`` has no slash at either end; ``bucket`` is only used on S3."""
+
+    kind: StoreKind
+    path: str
+    bucket: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Parse ``url``; ``StoreAccessError`` says what is wrong with it."""
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise StoreAccessError(f"{url!r} is not a URL ({error})") from error
+        if parts.scheme not in list(StoreKind):
+            raise StoreAccessError(f"{url!r} is not a root URL; use {_EXAMPLES}")
+        if parts.query or parts.fragment:
+            raise StoreAccessError(f"{url!r} has a query or a fragment; a root URL has neither")
+        kind = StoreKind(parts.scheme)
+        path = unquote(parts.path).strip("/")
+        if any(segment in ("", ".", "..") for segment in path.split("/")) and path:
+            raise StoreAccessError(f"{url!r} has an empty, '.' or '..' segment in its path")
+        if kind is StoreKind.S3:
+            if not parts.netloc:
+                raise StoreAccessError(f"{url!r} names no bucket; use s3://bucket/prefix")
+            return cls(kind=kind, path=path, bucket=parts.netloc)
+        if parts.netloc:
+            raise StoreAccessError(
+                f"{url!r} has a host, {parts.netloc!r}; did you mean {kind}:///{parts.netloc}…?"
+            )
+        if kind is StoreKind.FILE and not path:
+            raise StoreAccessError(f"{url!r} is the whole file system; use file:///absolute/path")
+        return cls(kind=kind, path=path)
+
+    def join(self, relative: str) -> str:
+        """The path of ``relative`` under this root, as SlateDB takes it."""
+        return f"{self.path}/{relative}" if self.path else relative
+
+    @property
+    def folder(self) -> Path:
+        """The root's folder, for ``file:///``."""
+        assert self.kind is StoreKind.FILE
+        return Path("/", self.path)
+
+    def __str__(self) -> str:
+        middle = f"{self.bucket}/" if self.kind is StoreKind.S3 else "/"
+        return f"{self.kind}://{middle}{self.path}"

@@ -1,0 +1,87 @@
+"""Turns the errors of SlateDB and obstore into ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import obstore.exceptions
+import slatedb.uniffi as slatedb
+
+from opendata_queue.errors import (
+    ClosedError,
+    CorruptStoreError,
+    FencedError,
+    InvalidInputError,
+    OdqError,
+    StoreAccessError,
+    StoreUnavailableError,
+)
+
+# What no retry mends. The Rust object_store reports these as text inside generic errors.
+_ACCESS_PROBLEMS = {
+    r"NoSuchBucket": "the bucket does not exist",
+    r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|ExpiredToken": (
+        "the credentials are not accepted"
+    ),
+    r"AccessDenied|PermissionDenied|Permission denied|Forbidden": "permission denied",
+    r"Read-only file system": "the file system is read-only",
+    r"Not a directory": "a part of the path is a file, not a folder",
+    r"missing AWS credentials|CredentialsNotLoaded|169\.254\.169\.254|169\.254\.170\.": (
+        "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    ),
+    r"PermanentRedirect|AuthorizationHeaderMalformed": (
+        "the bucket is in another region; set AWS_REGION"
+    ),
+    r"No space left on device": "no space left on the device",
+}
+
+
+@contextmanager
+def translated(doing: str, *, key: bytes | None = None) -> Iterator[None]:
+    """Raise our errors for theirs; ``doing`` says what was tried ("open s3://…")."""
+    try:
+        yield
+    except slatedb.Error as error:
+        raise _of_slatedb(error, doing, key) from error
+    except (obstore.exceptions.BaseError, OSError, ValueError) as error:
+        raise _of_object_store(error, doing) from error
+
+
+def _of_slatedb(error: Exception, doing: str, key: bytes | None) -> OdqError:
+    message = f"could not {doing}: {getattr(error, 'message', error)}"
+    if isinstance(error, slatedb.Error.Closed):
+        if error.reason is slatedb.CloseReason.FENCED:
+            return FencedError(f"could not {doing}: another process has taken over")
+        if error.reason is slatedb.CloseReason.CLEAN:
+            return ClosedError(f"could not {doing}: it is closed")
+        return StoreUnavailableError(message)
+    if isinstance(error, slatedb.Error.Invalid):
+        return InvalidInputError(message)
+    if isinstance(error, slatedb.Error.Data):
+        return CorruptStoreError(message, key=key)
+    return _access_problem(message, doing) or StoreUnavailableError(message)
+
+
+def _of_object_store(error: Exception, doing: str) -> OdqError:
+    text = str(error)
+    found = _access_problem(text, doing)
+    if found is not None:
+        return found
+    denied = (
+        obstore.exceptions.PermissionDeniedError,
+        obstore.exceptions.UnauthenticatedError,
+        PermissionError,
+    )
+    if isinstance(error, denied):
+        return StoreAccessError(f"could not {doing}: permission denied")
+    summary = text.split("\n\nDebug source", 1)[0]
+    return StoreUnavailableError(f"could not {doing}: {summary}")
+
+
+def _access_problem(text: str, doing: str) -> StoreAccessError | None:
+    for pattern, meaning in _ACCESS_PROBLEMS.items():
+        if re.search(pattern, text):
+            return StoreAccessError(f"could not {doing}: {meaning}")
+    return None

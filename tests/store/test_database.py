@@ -1,0 +1,163 @@
+"""The store seam on every kind of store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+import slatedb.uniffi as slatedb
+
+from odq_encodings import SeqBlock
+from opendata_queue import (
+    ClosedError,
+    CorruptStoreError,
+    FencedError,
+    InvalidInputError,
+    StoreAccessError,
+    StoreSettings,
+    StoreUnavailableError,
+)
+from opendata_queue.store import Database, DatabaseReader, Objects, Rows
+from opendata_queue.store.translation import translated
+
+SETTINGS = StoreSettings()
+
+
+def rows_of(*pairs: tuple[bytes, bytes]) -> Rows:
+    rows = Rows()
+    rows.put_many(pairs)
+    return rows
+
+
+async def collect(database: Database | DatabaseReader, start: bytes, end: bytes) -> list[bytes]:
+    return [key async for chunk in database.scan(start, end) for key, _ in chunk]
+
+
+async def test_committed_rows_are_there_after_a_reopen(root: str) -> None:
+    objects = Objects.open(root, SETTINGS)
+    database = await Database.open(objects, "db")
+    await database.commit(rows_of((b"a", b"1"), (b"b", b"2")))
+    deleted = Rows()
+    deleted.delete(b"b")
+    await database.commit(deleted)
+    await database.close()
+
+    again = await Database.open(objects, "db")
+
+    assert await again.get_many([b"b", b"a", b"missing"]) == [None, b"1", None]
+    await again.close()
+
+
+async def test_a_scan_keeps_to_its_bounds_its_limit_and_its_chunks(root: str) -> None:
+    database = await Database.open(Objects.open(root, SETTINGS), "db")
+    keys = [number.to_bytes(2, "big") for number in range(2_500)]
+    await database.commit(rows_of(*((key, b"v") for key in keys)))
+
+    sizes = [len(chunk) async for chunk in database.scan(keys[10], keys[2_400])]
+    limited = [len(chunk) async for chunk in database.scan(keys[0], keys[-1], limit=1_200)]
+
+    assert await collect(database, keys[10], keys[2_400]) == keys[10:2_400]
+    assert sizes == [1_000, 1_000, 390]
+    assert limited == [1_000, 200]
+    assert await collect(database, keys[5], keys[5]) == []
+    await database.close()
+
+
+async def test_a_reader_sees_what_is_durable(root: str) -> None:
+    objects = Objects.open(root, SETTINGS)
+    database = await Database.open(objects, "db")
+    await database.commit(rows_of((b"a", b"1")))
+
+    reader = await DatabaseReader.open(objects, "db")
+
+    assert await reader.get(b"a") == b"1"
+    assert await collect(reader, b"a", b"z") == [b"a"]
+    await reader.close()
+    await database.close()
+
+
+async def test_a_second_writer_fences_the_first(root: str) -> None:
+    objects = Objects.open(root, SETTINGS)
+    first = await Database.open(objects, "db")
+    await first.commit(rows_of((b"a", b"1")))
+
+    second = await Database.open(objects, "db")
+
+    with pytest.raises(FencedError, match="another process has taken over"):
+        await first.commit(rows_of((b"a", b"2")))
+    assert await second.get(b"a") == b"1"
+    await second.close()
+    await first.close()
+
+
+async def test_a_closed_database_says_so_and_closes_twice(root: str) -> None:
+    database = await Database.open(Objects.open(root, SETTINGS), "db")
+    await database.close()
+    await database.close()
+
+    with pytest.raises(ClosedError, match="it is closed"):
+        await database.get(b"a")
+
+
+async def test_garbage_is_collected_while_the_database_is_open(tmp_path: Path) -> None:
+    settings = StoreSettings(garbage_interval_ms=1, garbage_age_ms=0)
+    database = await Database.open(Objects.open(f"file://{tmp_path}", settings), "db")
+    wal = tmp_path / "db" / "wal"
+    for number in range(20):
+        await database.commit(rows_of((b"%d" % number, b"v")))
+    # SlateDB drops a WAL file when its rows are in an SST and a later one exists.
+    await database._db.flush_with_options(
+        slatedb.FlushOptions(flush_type=slatedb.FlushType.MEM_TABLE)
+    )
+    await database.commit(rows_of((b"last", b"v")))
+
+    async with asyncio.timeout(60):
+        while len(os.listdir(wal)) > 10:
+            await asyncio.sleep(0)
+
+    assert await database.get(b"7") == b"v"
+    await database.close()
+
+
+async def test_a_value_that_can_not_be_decoded_is_named_by_its_key(root: str) -> None:
+    database = await Database.open(Objects.open(root, SETTINGS), "db")
+
+    with pytest.raises(CorruptStoreError, match=r"SeqBlock\.base_sequence .*\(key 0102\)"):
+        database.decode(SeqBlock.decode, b"\x01\x02", b"short")
+    await database.close()
+
+
+async def test_a_database_that_is_not_there_can_not_be_read(root: str) -> None:
+    with pytest.raises(CorruptStoreError, match=r"could not read .*/nothing"):
+        await DatabaseReader.open(Objects.open(root, SETTINGS), "nothing")
+
+
+async def test_a_damaged_manifest_is_reported_not_guessed(tmp_path: Path) -> None:
+    objects = Objects.open(f"file://{tmp_path}", SETTINGS)
+    await (await Database.open(objects, "db")).close()
+    for manifest in (tmp_path / "db" / "manifest").iterdir():
+        manifest.write_bytes(b"junk")
+
+    with pytest.raises(CorruptStoreError, match=r"could not open file:///.*/db"):
+        await Database.open(objects, "db")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (slatedb.Error.Unavailable("timed out"), StoreUnavailableError),
+        (slatedb.Error.Unavailable("NoSuchBucket"), StoreAccessError),
+        (slatedb.Error.Invalid("bad"), InvalidInputError),
+        (slatedb.Error.Data("bad checksum"), CorruptStoreError),
+        (slatedb.Error.Internal("panic"), StoreUnavailableError),
+        (slatedb.Error.Closed(slatedb.CloseReason.FENCED, "x"), FencedError),
+        (slatedb.Error.Closed(slatedb.CloseReason.CLEAN, "x"), ClosedError),
+        (slatedb.Error.Closed(slatedb.CloseReason.PANIC, "x"), StoreUnavailableError),
+        (PermissionError(13, "Permission denied"), StoreAccessError),
+    ],
+)
+def test_their_errors_become_ours(theirs: Exception, ours: type[Exception]) -> None:
+    with pytest.raises(ours, match="could not try"), translated("try"):
+        raise theirs

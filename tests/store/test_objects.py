@@ -1,0 +1,169 @@
+"""Control files and blobs on every kind of store, and stores that can't be used."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opendata_queue import StoreAccessError, StoreSettings, System
+from opendata_queue.store import Objects
+from tests.s3_server import S3Server
+
+SETTINGS = StoreSettings()
+
+
+async def test_what_was_written_is_read_back(root: str) -> None:
+    objects = Objects.open(root, SETTINGS)
+
+    await objects.write("a/b/c", b"one")
+    await objects.write("a/b/c", b"two")
+
+    assert await objects.read("a/b/c") == b"two"
+    assert await objects.read("a/b/missing") is None
+    assert await Objects.open(root, SETTINGS).read("a/b/c") == b"two"
+
+
+async def test_of_many_that_create_a_file_exactly_one_wins(root: str) -> None:
+    objects = Objects.open(root, SETTINGS)
+
+    won = await asyncio.gather(*(objects.create("epoch/1", b"%d" % n) for n in range(16)))
+
+    assert won.count(True) == 1
+    assert await objects.read("epoch/1") == b"%d" % won.index(True)
+    assert not await objects.create("epoch/1", b"late")
+    assert await objects.create("epoch/2", b"next")
+
+
+async def test_two_roots_do_not_see_each_other(root: str) -> None:
+    await Objects.open(f"{root}/one", SETTINGS).write("x", b"1")
+
+    assert await Objects.open(f"{root}/two", SETTINGS).read("x") is None
+
+
+async def test_memory_without_a_name_is_new_each_time() -> None:
+    await Objects.open("memory:///", SETTINGS).write("x", b"1")
+
+    assert await Objects.open("memory:///", SETTINGS).read("x") is None
+
+
+async def test_a_written_file_and_its_folders_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = watch_syncs(monkeypatch)
+    objects = Objects.open(f"file://{tmp_path}/new/root", SETTINGS)
+
+    await objects.write("a/b", b"x")
+
+    root = tmp_path / "new" / "root"
+    assert {root / "a" / "b", root / "a", root, root.parent, tmp_path} <= synced
+
+
+async def test_nothing_is_synced_when_that_is_turned_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = watch_syncs(monkeypatch)
+
+    async with await System.open(
+        f"file://{tmp_path}/root", settings=StoreSettings(fsync=False)
+    ) as system:
+        await system.publish(b"x" * 100_000)
+
+    assert synced == set()
+
+
+async def test_every_wal_file_of_a_commit_is_synced_before_it_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = watch_syncs(monkeypatch)
+    async with await System.open(f"file://{tmp_path}/root") as system:
+        wal = tmp_path / "root" / "messages" / "00000" / "wal"
+        for _ in range(20):
+            await system.publish(b"x")
+            assert {*wal.glob("*.sst"), wal} <= synced
+
+    tree = wal.parent
+    for folder in ("compacted", "manifest"):
+        assert {*(tree / folder).iterdir(), tree / folder} <= synced
+
+
+def watch_syncs(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
+    """The paths of all files and folders that are synced from now on."""
+    synced: set[Path] = set()
+    for name in ("fsync", "fdatasync"):
+        real = getattr(os, name)
+
+        def watched(descriptor: int, real: object = real) -> None:
+            synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+            real(descriptor)  # type: ignore[operator]
+
+        monkeypatch.setattr(os, name, watched)
+    return synced
+
+
+async def test_a_missing_bucket_is_named(s3_environment: S3Server) -> None:
+    with pytest.raises(StoreAccessError, match=r"s3://no-such-bucket.*the bucket does not exist"):
+        await System.open("s3://no-such-bucket/root")
+
+
+async def test_wrong_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with S3Server(check_credentials=True) as server:
+        server.create_bucket("private")
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "SOMEBODYELSE")
+
+        with pytest.raises(StoreAccessError, match="the credentials are not accepted"):
+            await System.open("s3://private/root")
+
+
+READ_ONLY_CHILD = """
+import asyncio, os, sys
+from opendata_queue import StoreAccessError, System
+if os.getuid() == 0:  # root may write anywhere
+    os.setgid(65534)
+    os.setuid(65534)
+for url in sys.argv[1:]:
+    try:
+        asyncio.run(System.open(url))
+    except StoreAccessError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["new root", "existing root"])
+async def test_a_read_only_folder_is_named(tmp_path: Path, existing: bool) -> None:
+    folder = tmp_path / "shut"
+    folder.mkdir()
+    url = f"file://{folder}/root"
+    if existing:
+        await (await System.open(url)).close()
+    for place in (folder, *folder.rglob("*")):
+        place.chmod(0o555 if place.is_dir() else 0o444)
+    for place in (tmp_path, *list(tmp_path.parents)[:-1]):
+        place.chmod(place.stat().st_mode | 0o111)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", READ_ONLY_CHILD, url],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+    finally:
+        for place in (folder, *folder.rglob("*")):
+            place.chmod(0o755)
+
+    assert "permission denied" in done.stdout, done.stderr
+    assert str(folder) in done.stdout
+
+
+async def test_a_file_where_a_folder_belongs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(StoreAccessError, match="is a file, not a folder"):
+        await System.open(f"file://{tmp_path}/file/root")
