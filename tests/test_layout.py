@@ -18,8 +18,19 @@ PACKAGE_ROOTS = (ROOT, ROOT / "encodings", ROOT / "compactor")
 # cli, server, client, spark → engine → tailer, payloads, … → store → odq_encodings.
 LAYERS: list[set[str]] = [
     {"odq_encodings"},
-    {"opendata_queue.errors", "opendata_queue.clock"},
+    {"opendata_queue.errors", "opendata_queue.clock", "opendata_queue.testing"},
     {"opendata_queue.store"},
+    {
+        "opendata_queue.committer",
+        "opendata_queue.idempotency",
+        "opendata_queue.messages",
+        "opendata_queue.metadata_log",
+        "opendata_queue.payloads",
+        "opendata_queue.sequences",
+        "opendata_queue.shard",
+        "opendata_queue.system",
+    },
+    {"opendata_queue.engine"},
     {"opendata_queue.cli"},
 ]
 # The package's front door re-exports from every layer, and every layer may ask for its version.

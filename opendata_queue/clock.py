@@ -1,0 +1,25 @@
+"""The only place that asks the machine what time it is."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall-clock time in milliseconds since the Unix epoch."""
+
+    def now_ms(self) -> int: ...
+
+
+class SystemClock:
+    """The machine's clock, kept from going backwards within the process."""
+
+    __slots__ = ("_latest_ms",)
+
+    def __init__(self) -> None:
+        self._latest_ms = 0
+
+    def now_ms(self) -> int:
+        self._latest_ms = max(self._latest_ms, time.time_ns() // 1_000_000)
+        return self._latest_ms

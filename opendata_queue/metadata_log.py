@@ -1,0 +1,41 @@
+"""The metadata log of one shard (RFC 0001, Metadata log entry)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+
+from odq_encodings import MessageMetadata, encode_metadata_log_key
+from opendata_queue.store import DatabaseReads
+
+_LAST_SEQUENCE = (1 << 64) - 1
+
+
+class MetadataLog:
+    """Reads the log: in order from a sequence on, or by message id."""
+
+    def __init__(self, database: DatabaseReads) -> None:
+        self._database = database
+
+    async def scan(
+        self, from_sequence: int = 0, *, limit: int | None = None
+    ) -> AsyncIterator[list[MessageMetadata]]:
+        """The entries from ``from_sequence`` on, in chunks of up to 1,000."""
+        start = encode_metadata_log_key(from_sequence)
+        end = encode_metadata_log_key(_LAST_SEQUENCE)
+        async for chunk in self._database.scan(start, end, limit=limit):
+            yield [self._decode(key, value) for key, value in chunk]
+
+    async def read_many(self, message_ids: Iterable[int]) -> dict[int, MessageMetadata]:
+        """The metadata of those ids that have some; one point read each."""
+        ids = list(message_ids)
+        # Within a shard the log's sequence is the message's.
+        keys = [encode_metadata_log_key(message_id & 0xFFFF_FFFF) for message_id in ids]
+        values = await self._database.get_many(keys)
+        return {
+            message_id: self._decode(key, value)
+            for message_id, key, value in zip(ids, keys, values, strict=True)
+            if value is not None
+        }
+
+    def _decode(self, key: bytes, value: bytes) -> MessageMetadata:
+        return self._database.decode(MessageMetadata.decode, key, value)

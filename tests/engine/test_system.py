@@ -1,0 +1,83 @@
+"""Opening a root."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from opendata_queue import CorruptStoreError, FormatVersionError, StoreSettings, System
+from opendata_queue.store import Objects
+from opendata_queue.system import SystemDescriptor, open_root
+from opendata_queue.testing import ManualClock
+
+CLOCK = ManualClock()
+
+
+async def test_a_root_is_described_once_and_for_all(root: str) -> None:
+    objects = Objects.open(root, StoreSettings())
+
+    first = await open_root(objects, CLOCK)
+    second = await open_root(objects, CLOCK)
+
+    assert first == second
+    assert first.format_version == 1
+    assert first.created_at == CLOCK.now_ms()
+    assert len(first.secret_bytes) == 32
+    assert first.secret not in repr(first)
+
+
+async def test_all_who_open_a_new_root_at_once_agree(root: str) -> None:
+    objects = Objects.open(root, StoreSettings())
+
+    found = await asyncio.gather(*(open_root(objects, CLOCK) for _ in range(16)))
+
+    assert len({descriptor.instance_id for descriptor in found}) == 1
+
+
+async def test_the_file_is_what_the_rfc_says(new_memory_root: object) -> None:
+    objects = Objects.open("memory:///", StoreSettings())
+    await open_root(objects, CLOCK)
+
+    content = json.loads(await objects.read("system.json") or b"")
+
+    assert set(content) == {"format_version", "instance_id", "secret", "created_at"}
+
+
+async def test_a_root_of_a_newer_format_is_refused(root: str) -> None:
+    newer = SystemDescriptor.new(CLOCK).model_dump() | {"format_version": 2, "shape": "new"}
+    await Objects.open(root, StoreSettings()).create("system.json", json.dumps(newer).encode())
+
+    with pytest.raises(
+        FormatVersionError, match="format version 2, and this release knows up to 1"
+    ):
+        await System.open(root)
+
+
+async def test_unknown_properties_are_ignored(root: str) -> None:
+    more = SystemDescriptor.new(CLOCK).model_dump() | {"note": "added later"}
+    await Objects.open(root, StoreSettings()).create("system.json", json.dumps(more).encode())
+
+    await (await System.open(root)).close()
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "does not describe a root"),
+        (b"\xff\xfe", "does not describe a root"),
+        (b"[]", "does not describe a root"),
+        (b"{}", "does not describe a root: KeyError"),
+        (b'{"format_version": "1"}', "does not describe a root"),
+        (b'{"format_version": 1}', "instance_id: Field required"),
+        (b'{"format_version": 0, "instance_id": "i", "secret": "", "created_at": 1}', "greater"),
+        (b'{"format_version": 1, "instance_id": "i", "secret": "AA==", "created_at": 1}', "secret"),
+    ],
+)
+async def test_a_damaged_description_is_refused(content: bytes, complaint: str) -> None:
+    objects = Objects.open("memory:///", StoreSettings())
+    await objects.create("system.json", content)
+
+    with pytest.raises(CorruptStoreError, match=complaint):
+        await open_root(objects, CLOCK)
