@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from opendata_queue.errors import ClosedError, OdqError
@@ -13,46 +13,64 @@ from opendata_queue.store import Database, Rows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitLimits:
-    """What bounds a commit, and what waits for one."""
+    """What bounds a commit. One is under way while the next one gathers: that is all there is."""
 
     batch_rows: int = 20_000
     batch_bytes: int = 16 * 1024 * 1024
-    """A commit takes no more than this, unless a single call alone brings more."""
-
-    pending_bytes: int = 64 * 1024 * 1024
-    """Callers wait while this much is waiting to be committed."""
+    """Callers wait while the next commit has gathered this much; a single call may bring more."""
 
     linger_ms: float = 0
     """How long a commit waits for company. On S3 it bounds the number of requests."""
 
 
 class _Batch:
-    __slots__ = ("done", "rows")
+    __slots__ = ("done", "number", "rows")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.rows = Rows()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class GroupCommitter:
-    """Gathers rows and commits them, one batch at a time, in the order in which they came.
+    """Gathers rows and commits them, one batch after the other.
 
     A commit that fails stops it: whether that batch is durable is not guessed, and nothing may be
     written after it. All callers get the error.
+
+    ``prepare`` is called with the rows of a batch right before it is committed, to add what is
+    only worth encoding once for all callers of the batch.
     """
 
-    def __init__(self, database: Database, limits: CommitLimits) -> None:
+    def __init__(
+        self,
+        database: Database,
+        limits: CommitLimits,
+        prepare: Callable[[Rows], None] | None = None,
+    ) -> None:
         self._database = database
         self._limits = limits
-        self._batches: deque[_Batch] = deque()
-        self._pending_bytes = 0
-        self._work = asyncio.Event()
+        self._prepare = prepare
+        self._batch = _Batch(1)
+        self._wanted = asyncio.Event()
+        self._full = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
-        self._full = asyncio.Event()
         self._failure: OdqError | None = None
         self._closing = False
+        self.durable_batch = 0
         self._runner = asyncio.create_task(self._run(), name=f"commit {database.name}")
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the next commit, to add to. Ask for the commit without awaiting first."""
+        self.check_open()
+        return self._batch.rows
+
+    @property
+    def batch(self) -> int:
+        """The number of the batch that is gathering."""
+        return self._batch.number
 
     async def room(self) -> None:
         """Wait until more may be added. Add without awaiting anything in between."""
@@ -61,21 +79,23 @@ class GroupCommitter:
             await self._room.wait()
             self.check_open()
 
-    def add(self, rows: Rows) -> asyncio.Future[None]:
-        """Add rows that must be committed together; the future is done when they are durable.
+    def commit(self) -> asyncio.Future[None]:
+        """Ask for the next commit; the future is done when its rows are durable.
 
         It is shared with other callers: await it through ``wait``.
         """
         self.check_open()
-        batch = self._batch_for(rows)
-        batch.rows.extend(rows)
-        self._pending_bytes += rows.size_bytes
-        if self._pending_bytes >= self._limits.pending_bytes:
+        rows, limits = self._batch.rows, self._limits
+        if len(rows) >= limits.batch_rows or rows.size_bytes >= limits.batch_bytes:
             self._room.clear()
-        if self._is_full(batch.rows):
             self._full.set()
-        self._work.set()
-        return batch.done
+        self._wanted.set()
+        return self._batch.done
+
+    def add(self, rows: Rows) -> asyncio.Future[None]:
+        """Add rows to the next commit, and ask for it."""
+        self.rows.extend(rows)
+        return self.commit()
 
     @staticmethod
     async def wait(done: asyncio.Future[None]) -> None:
@@ -90,64 +110,48 @@ class GroupCommitter:
             raise ClosedError(f"{self._database.name} is closed")
 
     async def close(self) -> None:
-        """Commit what is pending, then stop. Callers get their results."""
+        """Commit what has gathered, then stop. Callers get their results."""
         self._closing = True
+        self._room.set()
         self._full.set()
-        self._work.set()
+        self._wanted.set()
         await self._runner
-
-    def _batch_for(self, rows: Rows) -> _Batch:
-        limits = self._limits
-        if self._batches:
-            last = self._batches[-1]
-            if (
-                len(last.rows) + len(rows) <= limits.batch_rows
-                and last.rows.size_bytes + rows.size_bytes <= limits.batch_bytes
-            ):
-                return last
-        self._batches.append(_Batch())
-        return self._batches[-1]
-
-    def _is_full(self, rows: Rows) -> bool:
-        limits = self._limits
-        return (
-            len(self._batches) > 1
-            or len(rows) >= limits.batch_rows
-            or rows.size_bytes >= limits.batch_bytes
-        )
 
     async def _run(self) -> None:
         while True:
-            await self._work.wait()
-            if not self._batches:
-                if self._closing:
-                    return
-                self._work.clear()
-                continue
-            if self._limits.linger_ms and not self._closing:
+            await self._wanted.wait()
+            if self._limits.linger_ms:
                 await self._linger()
-            batch = self._batches.popleft()
-            try:
-                await self._database.commit(batch.rows)
-            except OdqError as error:
-                self._stop(batch, error)
-                return
-            self._pending_bytes -= batch.rows.size_bytes
-            if self._pending_bytes < self._limits.pending_bytes:
-                self._room.set()
+            batch = self._take()
+            if batch.rows or not self._closing:
+                try:
+                    await self._database.commit(batch.rows)
+                except OdqError as error:
+                    self._stop(batch, error)
+                    return
+            self.durable_batch = batch.number
             batch.done.set_result(None)
+            if self._closing and not self._wanted.is_set():
+                return
+
+    def _take(self) -> _Batch:
+        batch, self._batch = self._batch, _Batch(self._batch.number + 1)
+        if not self._closing:
+            self._full.clear()
+        self._wanted.clear()
+        self._room.set()
+        if self._prepare is not None:
+            self._prepare(batch.rows)
+        return batch
 
     async def _linger(self) -> None:
-        if len(self._batches) == 1 and not self._is_full(self._batches[0].rows):
-            self._full.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.linger_ms / 1000):
                 await self._full.wait()
 
     def _stop(self, batch: _Batch, error: OdqError) -> None:
         self._failure = error
-        for failed in (batch, *self._batches):
+        for failed in (batch, self._batch):
             failed.done.set_exception(error)
             failed.done.exception()  # seen, even if its callers were all cancelled
-        self._batches.clear()
         self._room.set()

@@ -6,6 +6,8 @@ import enum
 from typing import Final
 
 VERSION: Final = 0x01
+SEALED_VERSION: Final = 0x02
+"""The key version of sealed buckets of done and failed messages."""
 
 MAX_KEY_BYTES: Final = 0xFFFF
 """Our own limit, far above any real key."""
@@ -26,6 +28,14 @@ class RecordType(enum.IntEnum):
     QUEUE_CONFIG = 0x06
     IDEMPOTENCY = 0x07
     BLOB_REFERENCE = 0x08
+    QUEUE_OPTIONS = 0x09
+    QUEUE_COUNTERS = 0x0A
+    BACKLOG = 0x0B
+    SCHEDULE = 0x0C
+    FAILURE = 0x0D
+    CURSOR = 0x0E
+    REPLAY = 0x0F
+    CLOCK = 0x10
 
     METADATA_LOG_ENTRY = 0x01
     ACTIVE_MESSAGES = 0x02

@@ -92,13 +92,13 @@ class Reader:
         self.offset = end
         return self.data[start:end]
 
-    def key_prefix(self, expected: RecordType) -> None:
+    def key_prefix(self, expected: RecordType, expected_version: int = VERSION) -> None:
         """The version and type bytes of a key, which must be those of ``expected``."""
         if len(self.data) > MAX_KEY_BYTES:
             reason = f"a key of {len(self.data)} bytes is over the limit of {MAX_KEY_BYTES}"
             raise self.error(reason, None, MAX_KEY_BYTES)
         version, record_type = self.integers(_PREFIX)
-        self.expect(version, VERSION, "version", 0)
+        self.expect(version, expected_version, "version", 0)
         self.expect(record_type, expected, "type", 1)
 
     def expect(self, found: int, expected: int, field: str, offset: int) -> None:

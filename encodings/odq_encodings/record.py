@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from odq_encodings.errors import EncodingError
 from odq_encodings.integers import IntegerRun
-from odq_encodings.key_prefix import MAX_KEY_BYTES, RecordType
+from odq_encodings.key_prefix import MAX_KEY_BYTES, VERSION, RecordType
 from odq_encodings.reader import Reader
 from odq_encodings.terminated_bytes import encode_terminated_bytes
 
@@ -59,23 +59,36 @@ class MessageIdKey(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueKey(Record):
-    """A key that ends in a queue id. Layout: version, type, queue id ``TerminatedBytes``."""
+    """A key of one queue. Layout: version, type, queue id ``TerminatedBytes``, then ``suffix``.
+
+    ``suffix`` is a run of big-endian integers, whose names are fields of the subclass.
+    """
 
     record_type: ClassVar[RecordType]
+    key_version: ClassVar[int] = VERSION
+    suffix: ClassVar[IntegerRun] = IntegerRun(">")
 
     queue_id: bytes
 
     def encode(self) -> bytes:
-        name = type(self).__name__
-        if not isinstance(self.queue_id, bytes):
-            raise EncodingError(f"{self.queue_id!r} is not bytes", record=name, field="queue_id")
-        key = self.record_type.prefix + encode_terminated_bytes(self.queue_id)
-        return checked_key_size(key, record=name, field="queue_id")
+        values = [getattr(self, name) for name in self.suffix.names]
+        return self.prefix(self.queue_id) + self.suffix.pack(type(self).__name__, *values)
+
+    @classmethod
+    def prefix(cls, queue_id: bytes) -> bytes:
+        """What all keys of this type and queue start with: everything but the suffix."""
+        if not isinstance(queue_id, bytes):
+            raise EncodingError(f"{queue_id!r} is not bytes", record=cls.__name__, field="queue_id")
+        start = bytes((cls.key_version, cls.record_type)) + encode_terminated_bytes(queue_id)
+        checked_key_size(start + bytes(cls.suffix.size), record=cls.__name__, field="queue_id")
+        return start
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
-        reader.key_prefix(cls.record_type)
-        return cls(queue_id=reader.terminated_bytes("queue_id"))
+        reader.key_prefix(cls.record_type, cls.key_version)
+        queue_id = reader.terminated_bytes("queue_id")
+        values = reader.integers(cls.suffix)
+        return cls(queue_id=queue_id, **dict(zip(cls.suffix.names, values, strict=True)))
 
 
 def checked_key_size(key: bytes, *, record: str, field: str) -> bytes:

@@ -16,10 +16,27 @@ from odq_encodings.finished_messages import (
     FailedMessagesKey,
 )
 from odq_encodings.idempotency import IdempotencyRecord, IdempotencyRecordKey
-from odq_encodings.key_prefix import VERSION, RecordType
+from odq_encodings.key_prefix import SEALED_VERSION, VERSION, RecordType
 from odq_encodings.metadata_log import MessageMetadata, MetadataLogKey
 from odq_encodings.payload import PayloadKey, read_payload
+from odq_encodings.progress import ClockKey, ClockMark, Cursor, CursorKey, Replay, ReplayKey
 from odq_encodings.queue_config import QueueConfig, QueueConfigKey
+from odq_encodings.queue_index import (
+    BacklogEntry,
+    BacklogKey,
+    Failure,
+    FailureKey,
+    ScheduleEntry,
+    ScheduleKey,
+    SealedDoneKey,
+    SealedFailedKey,
+)
+from odq_encodings.queue_settings import (
+    QueueCounters,
+    QueueCountersKey,
+    QueueOptionsKey,
+    QueueOptionsRecord,
+)
 from odq_encodings.reader import Reader
 from odq_encodings.record import Record
 from odq_encodings.seq_block import SeqBlock, SeqBlockKey
@@ -62,6 +79,18 @@ _BY_TYPE: Final = {
     RecordType.QUEUE_CONFIG: _kind("queue configuration", QueueConfigKey, QueueConfig),
     RecordType.IDEMPOTENCY: _kind("idempotency key", IdempotencyRecordKey, IdempotencyRecord),
     RecordType.BLOB_REFERENCE: _kind("blob reference", BlobReferenceKey, BlobReference),
+    RecordType.QUEUE_OPTIONS: _kind("queue options", QueueOptionsKey, QueueOptionsRecord),
+    RecordType.QUEUE_COUNTERS: _kind("queue counters", QueueCountersKey, QueueCounters),
+    RecordType.BACKLOG: _kind("backlog row", BacklogKey, BacklogEntry),
+    RecordType.SCHEDULE: _kind("schedule row", ScheduleKey, ScheduleEntry),
+    RecordType.FAILURE: _kind("failure", FailureKey, Failure),
+    RecordType.CURSOR: _kind("cursor", CursorKey, Cursor),
+    RecordType.REPLAY: _kind("replay", ReplayKey, Replay),
+    RecordType.CLOCK: _kind("clock", ClockKey, ClockMark),
+}
+_SEALED_BY_TYPE: Final = {
+    RecordType.DONE_MESSAGES: _kind("sealed done messages", SealedDoneKey, DoneMessages),
+    RecordType.FAILED_MESSAGES: _kind("sealed failed messages", SealedFailedKey, FailedMessages),
 }
 
 
@@ -73,6 +102,8 @@ def row_kind(key: bytes) -> RowKind:
     reader = Reader("key", key)
     if len(key) < 2:
         raise reader.error(f"needs 2 bytes of version and type, {len(key)} left", None, 0)
+    if key[0] == SEALED_VERSION and key[1] in _SEALED_BY_TYPE:
+        return _SEALED_BY_TYPE[RecordType(key[1])]
     reader.expect(key[0], VERSION, "version", 0)
     if key[1] == RecordType.PAYLOAD:
         return _PAYLOAD if len(key) == _PAYLOAD_KEY_BYTES else _LOG_ENTRY

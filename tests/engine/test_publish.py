@@ -317,7 +317,7 @@ async def test_a_cancelled_publish_keeps_its_key_until_its_commit_is_over(
     memory_system: System,
 ) -> None:
     first = asyncio.create_task(memory_system.publish(b"first", idempotency_key="k"))
-    while not memory_system._shard._committer._batches:
+    while not memory_system._shard._committer.rows:
         await asyncio.sleep(0)
     first.cancel()
 
@@ -360,7 +360,7 @@ async def test_a_commit_takes_no_more_than_its_limit(monkeypatch: pytest.MonkeyP
 
 async def test_callers_wait_while_too_much_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     commits = hold_commits(monkeypatch)
-    options = PublishOptions(limits=CommitLimits(pending_bytes=10_000))
+    options = PublishOptions(limits=CommitLimits(batch_bytes=10_000))
     async with await System.open("memory:///", options=options) as system:
         commits.set()
         await system.publish(b"reserves the first block of sequences")
@@ -368,7 +368,7 @@ async def test_callers_wait_while_too_much_is_pending(monkeypatch: pytest.Monkey
         tasks = [asyncio.create_task(system.publish(bytes(1_000))) for _ in range(200)]
         for _ in range(1_000):
             await asyncio.sleep(0)
-        pending = system._shard._committer._pending_bytes
+        pending = system._shard._committer.rows.size_bytes
         commits.set()
         ids = await asyncio.gather(*tasks)
 
@@ -392,7 +392,7 @@ async def test_a_commit_lingers_for_company_until_it_is_full(
 async def test_closing_commits_what_is_pending(root: str) -> None:
     system = await System.open(root)
     tasks = [asyncio.create_task(system.publish(b"%d" % n)) for n in range(10)]
-    while not system._shard._committer._batches:
+    while not system._shard._committer.rows:
         await asyncio.sleep(0)
     await system._shard._reserve(100)
     await asyncio.sleep(0)

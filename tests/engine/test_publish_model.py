@@ -74,11 +74,15 @@ class Publishing(RuleBasedStateMachine):
         async def publish() -> list[list[int]]:
             return await asyncio.gather(*(self.system.publish_many(batch) for batch in batches))
 
-        results = self.run(publish())
-        # Whoever got the smaller ids was first.
-        order = sorted(range(len(batches)), key=lambda index: self.fresh_ids(results[index]))
-        for index in order:
-            self.learn_any_order(batches[index], results[index])
+        by_id: dict[int, list[NewMessage]] = {}
+        for batch, ids in zip(batches, self.run(publish()), strict=True):
+            for message, message_id in zip(batch, ids, strict=True):
+                known = self.known_id(message)
+                assert known is None or message_id == known
+                by_id.setdefault(message_id, []).append(message)
+        for message_id, contenders in by_id.items():
+            if message_id not in self.stored:
+                self.remember(self.the_one_stored(message_id, contenders), message_id)
 
     @rule(seconds=st.sampled_from([1, WINDOW_SECONDS, WINDOW_SECONDS + 1]))
     def time_passes(self, seconds: int) -> None:
@@ -111,8 +115,18 @@ class Publishing(RuleBasedStateMachine):
             assert dict(stored.headers) == expected.headers
             assert stored.visible_at_ms == stored.received_at_ms + (expected.delay_ms or 0)
 
-    def fresh_ids(self, ids: list[int]) -> list[int]:
-        return [message_id for message_id in ids if message_id not in self.stored]
+    def the_one_stored(self, message_id: int, contenders: list[NewMessage]) -> NewMessage:
+        """Of messages that were published at once with one key, whichever came first is stored."""
+        keys = {self.scoped(message) for message in contenders}
+        assert len(contenders) == 1 or (len(keys) == 1 and contenders[0].idempotency_key)
+        stored = self.run(self.system.read(message_id))
+        assert stored is not None
+        delay = stored.visible_at_ms - stored.received_at_ms
+        return next(
+            message
+            for message in contenders
+            if (message.payload, message.delay_ms or 0) == (stored.payload, delay)
+        )
 
     def learn(self, batch: list[NewMessage], ids: list[int]) -> None:
         for message, message_id in zip(batch, ids, strict=True):
@@ -122,15 +136,6 @@ class Publishing(RuleBasedStateMachine):
                 continue
             assert message_id > max(self.stored, default=-1), "an id was given out twice"
             self.remember(message, message_id)
-
-    def learn_any_order(self, batch: list[NewMessage], ids: list[int]) -> None:
-        """As ``learn``, where another batch may have brought a key first."""
-        for message, message_id in zip(batch, ids, strict=True):
-            known = self.known_id(message)
-            if known is not None:
-                assert message_id == known
-            elif message_id not in self.stored:
-                self.remember(message, message_id)
 
     def known_id(self, message: NewMessage) -> int | None:
         if message.idempotency_key is None:

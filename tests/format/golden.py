@@ -16,11 +16,12 @@ RECORD_FILES = sorted(
 )
 _ELEMENTS = {
     "available": "AvailableMessage",
+    "backlog": "BacklogCount",
     "in_flight": "InFlightMessage",
     "DoneMessages.messages": "DoneMessage",
     "FailedMessages.messages": "FailedMessage",
 }
-_TEXT_FIELDS = {"uri", "filter", "instance", "namespace", "idempotency_key"}
+_TEXT_FIELDS = {"uri", "filter", "instance", "namespace", "idempotency_key", "consumer", "error"}
 
 
 @dataclass(frozen=True, kw_only=True)
