@@ -19,6 +19,7 @@ demo: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/encodings.py
+	$(BIN)/python benchmarks/filters.py
 	$(BIN)/python benchmarks/publish.py
 
 serve: $(READY)

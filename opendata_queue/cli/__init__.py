@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from opendata_queue import __version__
+from opendata_queue.cli.filter import app as filter_app
 from opendata_queue.cli.inspect import app as inspect_app
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(inspect_app, name="inspect")
+app.add_typer(filter_app, name="filter")
 
 
 def _print_version(wanted: bool) -> None:

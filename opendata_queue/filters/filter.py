@@ -1,0 +1,54 @@
+"""Filters as the rest of the system uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from opendata_queue.filters.canonical import canonical_text
+from opendata_queue.filters.compiled import PriorityFunction, compile_priority, compile_truth
+from opendata_queue.filters.nodes import Rule, SystemFields
+from opendata_queue.filters.parser import parse_rules
+from opendata_queue.filters.validation import checked_text, validate
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which messages a queue holds, and with what priority (RFC 0005).
+
+    A message is given as its headers and its system fields; of a header that a message has twice
+    the last one counts, which is what ``dict(pairs)`` keeps.
+
+    ``text`` is the canonical text, the one to store. ``priority_if_match(headers, sys)`` is the
+    compiled filter: the priority of a message that matches, none of any other.
+    """
+
+    rules: tuple[Rule, ...]
+    text: str = field(init=False, compare=False)
+    priority_if_match: PriorityFunction = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        validate(self.rules)
+        # It may be longer than the text that it was parsed from.
+        object.__setattr__(self, "text", checked_text(canonical_text(self.rules)))
+        object.__setattr__(self, "priority_if_match", compile_priority(self.rules))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The filter that ``text`` says; ``FilterError`` if it says none. Empty matches all."""
+        return cls(parse_rules(text))
+
+    def matches(self, headers: Mapping[str, str], sys: SystemFields) -> bool:
+        """Whether a rule is TRUE for the message."""
+        return self.priority_if_match(headers, sys) is not None
+
+    def evaluate(self, headers: Mapping[str, str], sys: SystemFields) -> bool | None:
+        """True, false, or none for unknown: the rules joined with OR. Compiles at every call."""
+        return compile_truth(self.rules)(headers, sys)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __reduce__(self) -> tuple[type[Filter], tuple[tuple[Rule, ...]]]:
+        return (Filter, (self.rules,))

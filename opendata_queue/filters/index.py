@@ -1,0 +1,240 @@
+"""Many filters at once: finding the few that a message can match (RFC 0005, Routing).
+
+``tenant = 'a' AND price > 5`` can only match a message whose header ``tenant`` is ``a``. Such a
+filter waits in a bucket under ``('tenant', 'a')`` and is evaluated for the messages that go there
+alone, so routing costs what the matching queues cost, not what all of them do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from opendata_queue.filters.compiled import PriorityFunction, compile_priority
+from opendata_queue.filters.filter import Filter
+from opendata_queue.filters.nodes import (
+    And,
+    Boolean,
+    Comparison,
+    Condition,
+    Header,
+    In,
+    Literal,
+    Number,
+    Operator,
+    Or,
+    Rule,
+    SystemFields,
+    Text,
+)
+from opendata_queue.filters.values import FALSE_TEXT, TRUE_TEXT, exact_number, parse_number
+
+QueueId = TypeVar("QueueId", bound=Hashable)
+
+Value: TypeAlias = str | int | Decimal
+Key: TypeAlias = tuple[str, Value]  # a header's name, and its text or the number that it is
+Load: TypeAlias = Callable[[Key], int]
+
+_Split: TypeAlias = tuple[tuple[Key, ...] | None, Condition]
+
+_TRUE: Final = Boolean(True)
+_SHARED_FUNCTIONS: Final = 1024
+
+
+# The filters that wait under one key, by the order in which they were added.
+_Bucket: TypeAlias = dict[int, tuple[QueueId, PriorityFunction]]
+
+
+class _ByHeader(NamedTuple, Generic[QueueId]):
+    """The buckets of one header. Text is looked up as it is, numbers by their value."""
+
+    texts: dict[Value, _Bucket[QueueId]]
+    numbers: dict[Value, _Bucket[QueueId]]
+
+    def of(self, value: Value) -> dict[Value, _Bucket[QueueId]]:
+        return self.texts if isinstance(value, str) else self.numbers
+
+
+class FilterIndex(Generic[QueueId]):
+    """The filters of all queues. Answers exactly what evaluating each of them would."""
+
+    def __init__(self) -> None:
+        self._by_header: dict[str, _ByHeader[QueueId]] = {}
+        self._always: _Bucket[QueueId] = {}  # filters that nothing can be said about
+        self._placed: dict[QueueId, tuple[int, tuple[Key, ...] | None]] = {}
+        self._next_order = 0
+
+    def __len__(self) -> int:
+        return len(self._placed)
+
+    def __contains__(self, queue_id: QueueId) -> bool:
+        return queue_id in self._placed
+
+    def add(self, queue_id: QueueId, filter: Filter) -> None:
+        """Route to a queue from now on; one that is there gets the new filter."""
+        self.remove(queue_id)
+        order, self._next_order = self._next_order, self._next_order + 1
+        keys, priority_if_match = self._placing(filter)
+        for bucket in self._buckets_to_fill(keys):
+            bucket[order] = (queue_id, priority_if_match)
+        self._placed[queue_id] = (order, keys)
+
+    def remove(self, queue_id: QueueId) -> None:
+        """Route to a queue no longer; nothing happens if it is not there."""
+        order, keys = self._placed.pop(queue_id, (0, ()))
+        if keys is None:
+            del self._always[order]
+            return
+        for key in keys:
+            self._leave(key, order)
+
+    def route(self, headers: Mapping[str, str], sys: SystemFields) -> list[tuple[QueueId, int]]:
+        """The queues that the message matches, each with its priority, in the order added."""
+        buckets = self._buckets_of(headers)
+        if len(buckets) == 1:  # by far the most common, and in order already
+            return [
+                (queue_id, priority)
+                for queue_id, priority_if_match in buckets[0].values()
+                if (priority := priority_if_match(headers, sys)) is not None
+            ]
+        matched: dict[int, tuple[QueueId, int]] = {}
+        for bucket in buckets:
+            for order, (queue_id, priority_if_match) in bucket.items():
+                priority = priority_if_match(headers, sys)
+                if priority is not None:
+                    matched[order] = (queue_id, priority)
+        return [matched[order] for order in sorted(matched)]
+
+    def candidates(self, headers: Mapping[str, str]) -> list[QueueId]:
+        """The queues whose filters ``route`` evaluates for a message, in the order added."""
+        found: dict[int, QueueId] = {}
+        for bucket in self._buckets_of(headers):
+            found.update({order: entry[0] for order, entry in bucket.items()})
+        return [found[order] for order in sorted(found)]
+
+    def _placing(self, filter: Filter) -> tuple[tuple[Key, ...] | None, PriorityFunction]:
+        """The keys to put a filter under, and what to ask of a message that has one of them."""
+        if len(filter.rules) == 1:
+            (rule,) = filter.rules
+            keys, remaining = split(rule.condition, self._load)
+            if keys is not None:
+                return keys, _compiled(Rule(remaining, rule.priority))
+        else:
+            keys, _ = split(Or(tuple(rule.condition for rule in filter.rules)), self._load)
+        return keys, filter.priority_if_match
+
+    def _buckets_of(self, headers: Mapping[str, str]) -> list[_Bucket[QueueId]]:
+        found = [self._always] if self._always else []
+        by_header = self._by_header
+        # Whichever there are fewer of: the message's headers, or those that filters ask for.
+        for name in by_header if len(by_header) < len(headers) else headers:
+            buckets, text = by_header.get(name), headers.get(name)
+            if buckets is None or text is None:
+                continue
+            texts, numbers = buckets
+            bucket = texts.get(text)
+            if bucket is not None:
+                found.append(bucket)
+            if numbers and (number := parse_number(text)) is not None:
+                bucket = numbers.get(number)
+                if bucket is not None:
+                    found.append(bucket)
+        return found
+
+    def _buckets_to_fill(self, keys: tuple[Key, ...] | None) -> Iterator[_Bucket[QueueId]]:
+        if keys is None:
+            yield self._always
+            return
+        for name, value in keys:
+            buckets = self._by_header.setdefault(name, _ByHeader({}, {})).of(value)
+            yield buckets.setdefault(value, {})
+
+    def _leave(self, key: Key, order: int) -> None:
+        name, value = key
+        by_header = self._by_header[name]
+        buckets = by_header.of(value)
+        del buckets[value][order]
+        if not buckets[value]:
+            del buckets[value]
+        if not by_header.texts and not by_header.numbers:
+            del self._by_header[name]
+
+    def _load(self, key: Key) -> int:
+        """How many filters wait under a key."""
+        name, value = key
+        if name not in self._by_header:
+            return 0
+        bucket = self._by_header[name].of(value).get(value)
+        return 0 if bucket is None else len(bucket)
+
+
+@lru_cache(maxsize=_SHARED_FUNCTIONS)
+def _compiled(rule: Rule) -> PriorityFunction:
+    """One function for all filters of which the same remains.
+
+    Ten thousand functions would do the same, but not fit into the processor's caches.
+    """
+    return compile_priority((rule,))
+
+
+def split(condition: Condition, load: Load) -> _Split:
+    """Keys of which a message must have at least one, and what must be TRUE of it besides.
+
+    The keys are none if nothing can be said. Of the terms of an AND, each of which would do, the
+    one is taken whose fullest bucket is the least full: where all filters say ``env = 'prod'``
+    and each names another tenant, they spread over the tenants.
+    """
+    match condition:
+        case Boolean(False):
+            return (), _TRUE
+        case Comparison(Header(name), Operator.EQUAL, literal):
+            return ((name, _value(literal)),), _TRUE
+        case Comparison(Header(name), Operator.NOT_EQUAL, Boolean(value)):
+            return ((name, _value(Boolean(not value))),), _TRUE
+        case In(Header(name), literals):
+            return tuple(dict.fromkeys((name, _value(literal)) for literal in literals)), _TRUE
+        case And(operands):
+            return _split_and(condition, [split(below, load) for below in operands], load)
+        case Or(operands):
+            return _split_or(condition, [split(below, load) for below in operands])
+    return None, condition
+
+
+def _split_and(condition: And, splits: Sequence[_Split], load: Load) -> _Split:
+    chosen, lowest = None, None
+    for place, (keys, _) in enumerate(splits):
+        if keys is not None and (lowest is None or _cost(keys, load) < lowest):
+            chosen, lowest = place, _cost(keys, load)
+    if chosen is None:
+        return None, condition
+    keys, besides = splits[chosen]
+    left = [below for place, below in enumerate(condition.operands) if place != chosen]
+    left += [] if besides == _TRUE else [besides]
+    return keys, left[0] if len(left) == 1 else And(tuple(left))
+
+
+def _split_or(condition: Or, splits: Sequence[_Split]) -> _Split:
+    merged: dict[Key, None] = {}
+    for keys, _ in splits:
+        if keys is None:
+            return None, condition
+        merged.update(dict.fromkeys(keys))
+    # Which of the terms a key stands for is not known; it does not matter if all are just keys.
+    only_keys = all(besides == _TRUE for _, besides in splits)
+    return tuple(merged), _TRUE if only_keys else condition
+
+
+def _cost(keys: tuple[Key, ...], load: Load) -> tuple[int, int]:
+    return max((load(key) for key in keys), default=0), len(keys)
+
+
+def _value(literal: Literal) -> Value:
+    match literal:
+        case Text(value):
+            return value
+        case Number(value):
+            return exact_number(value)
+        case Boolean(value):
+            return TRUE_TEXT if value else FALSE_TEXT
