@@ -38,6 +38,14 @@ class ClosedError(OdqError):
     """It was closed, by you or by an earlier failure: open it again."""
 
 
+class QueueNotFoundError(OdqError, LookupError):
+    """There is no queue of that name: create it, or fix the name."""
+
+
+class QueueExistsError(OdqError):
+    """There is a queue of that name already: use it, or choose another name."""
+
+
 class CorruptStoreError(OdqError):
     """The store holds bytes that make no sense: give up on this row and keep it for study.
 

@@ -1,0 +1,139 @@
+"""What a queue is told when it is made, and how that is stored (RFC 0001, RFC 0006)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Final
+
+from odq_encodings import PAUSED, RELAXED_CLAIMS, QueueConfig, QueueOptionsRecord
+from opendata_queue.errors import InvalidInputError
+from opendata_queue.queue_state import QueueRules
+
+MAX_NAME_CHARACTERS: Final = 255
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+_U32: Final = (1 << 32) - 1
+_U16: Final = (1 << 16) - 1
+
+_LIMITS: Final[dict[str, tuple[float, float]]] = {
+    "max_attempts": (0, _U16),
+    "done_retention_seconds": (0, _U32),
+    "failed_retention_seconds": (0, _U32),
+    "lease_ms": (1, _U32),
+    "max_lease_ms": (1, _U32),
+    "backoff_ms": (0, _U32),
+    "max_backoff_ms": (0, _U32),
+    "backoff_factor": (1, 655.35),
+    "backoff_jitter": (0, 1),
+    "window": (1, _U16),
+    "max_in_flight": (1, _U16),
+    "bucket": (1, 10_000),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueOptions:
+    """How a queue treats its messages. Times are milliseconds unless the name says otherwise."""
+
+    max_attempts: int = 5
+    """Claims before a message fails for good; 0 means without limit."""
+
+    lease_ms: int = 30_000
+    """How long a claim is held, unless the consumer asks for something else."""
+
+    max_lease_ms: int = 12 * 3_600_000
+    """The longest that a consumer may ask for."""
+
+    backoff_ms: int = 1_000
+    """How long a message rests after its first failure."""
+
+    backoff_factor: float = 2.0
+    """By how much that grows with each further one."""
+
+    max_backoff_ms: int = 3_600_000
+    backoff_jitter: float = 0.2
+    """The part of a back-off, from 0 to 1, by which chance may shorten it."""
+
+    done_retention_seconds: int = 7 * 24 * 3_600
+    """How long it is remembered that a message was done; 0 means for ever."""
+
+    failed_retention_seconds: int = 0
+    """How long failed messages are kept; 0 means for ever."""
+
+    max_in_flight: int = 10_000
+    """How many messages may be claimed at the same time."""
+
+    relaxed_claims: bool = False
+    """Hand messages out before the claim is durable.
+
+    After a crash such a message may be delivered again while its first holder still works.
+    """
+
+    paused: bool = False
+    """Whether claims get nothing."""
+
+    window: int = 256
+    """How many available messages are kept at hand. Every commit rewrites them: keep it small."""
+
+    bucket: int = 128
+    """How many done or failed messages make a bucket."""
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _LIMITS.items():
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not least <= value <= most:
+                raise InvalidInputError(f"{name} is {value!r}, not within {least} to {most}")
+        if self.lease_ms > self.max_lease_ms:
+            raise InvalidInputError(
+                f"lease_ms {self.lease_ms} is over max_lease_ms {self.max_lease_ms}"
+            )
+
+    def rules(self) -> QueueRules:
+        wanted = {field.name for field in fields(QueueRules)}
+        return QueueRules(**{name: getattr(self, name) for name in wanted})
+
+    def encode(self, created_at_ms: int) -> bytes:
+        flags = PAUSED * self.paused | RELAXED_CLAIMS * self.relaxed_claims
+        return QueueOptionsRecord(
+            created_at=created_at_ms,
+            lease_ms=self.lease_ms,
+            max_lease_ms=self.max_lease_ms,
+            backoff_ms=self.backoff_ms,
+            max_backoff_ms=self.max_backoff_ms,
+            backoff_factor=round(self.backoff_factor * 100),
+            backoff_jitter=round(self.backoff_jitter * 100),
+            window=self.window,
+            max_in_flight=self.max_in_flight,
+            bucket=self.bucket,
+            failed_retention_seconds=self.failed_retention_seconds,
+            flags=flags,
+        ).encode()
+
+    @classmethod
+    def from_records(cls, config: QueueConfig, record: QueueOptionsRecord) -> QueueOptions:
+        return cls(
+            max_attempts=config.max_attempts,
+            done_retention_seconds=config.done_retention_seconds,
+            lease_ms=record.lease_ms,
+            max_lease_ms=record.max_lease_ms,
+            backoff_ms=record.backoff_ms,
+            max_backoff_ms=record.max_backoff_ms,
+            backoff_factor=record.backoff_factor / 100,
+            backoff_jitter=record.backoff_jitter / 100,
+            window=record.window,
+            max_in_flight=record.max_in_flight,
+            bucket=record.bucket,
+            failed_retention_seconds=record.failed_retention_seconds,
+            paused=bool(record.flags & PAUSED),
+            relaxed_claims=bool(record.flags & RELAXED_CLAIMS),
+        )
+
+
+def check_name(name: str) -> None:
+    """Refuse what is no name of a queue."""
+    if not isinstance(name, str) or len(name) > MAX_NAME_CHARACTERS or not _NAME.fullmatch(name):
+        raise InvalidInputError(
+            f"{name!r} is no queue name: use up to {MAX_NAME_CHARACTERS} letters, digits, '_', '.' "
+            "and '-', in parts that are separated by '/' and don't start with '.' or '-'"
+        )
