@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,13 @@ class NewMessage:
     retention_seconds: int = 0
     idempotency_key: str | None = None
 
+    def times(self, received_at_ms: int) -> tuple[int, int]:
+        """Created at and visible at, given when it was received."""
+        created_at = received_at_ms if self.created_at_ms is None else self.created_at_ms
+        if self.visible_at_ms is not None:
+            return created_at, self.visible_at_ms
+        return created_at, received_at_ms + (self.delay_ms or 0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredMessage:
@@ -44,3 +52,29 @@ class StoredMessage:
     received_at_ms: int
     visible_at_ms: int
     retention_seconds: int
+
+
+class Published(NamedTuple):
+    """What routing needs to know of a message."""
+
+    message_id: int
+    created_at: int
+    received_at: int
+    visible_at: int
+    retention_seconds: int
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimedMessage(StoredMessage):
+    """A message that is yours until ``lease_deadline_ms``, by the clock of the root's owner.
+
+    ``receipt`` is what ``ack``, ``nack``, ``extend`` and ``release`` want to see. ``attempts``
+    counts the claims of this message in this queue, this one included.
+    """
+
+    queue: str
+    priority: int
+    attempts: int
+    lease_deadline_ms: int
+    receipt: str

@@ -26,16 +26,14 @@ class MetadataLog:
             yield [self._decode(key, value) for key, value in chunk]
 
     async def read_many(self, message_ids: Iterable[int]) -> dict[int, MessageMetadata]:
-        """The metadata of those ids that have some; one point read each."""
-        ids = list(message_ids)
-        # Within a shard the log's sequence is the message's.
-        keys = [encode_metadata_log_key(message_id & 0xFFFF_FFFF) for message_id in ids]
-        values = await self._database.get_many(keys)
-        return {
-            message_id: self._decode(key, value)
-            for message_id, key, value in zip(ids, keys, values, strict=True)
-            if value is not None
-        }
+        """The metadata of those ids that have some."""
+        values = await self._database.get_by_id(message_ids, _key_of)
+        return {one: self._decode(_key_of(one), value) for one, value in values.items()}
 
     def _decode(self, key: bytes, value: bytes) -> MessageMetadata:
         return self._database.decode(MessageMetadata.decode, key, value)
+
+
+def _key_of(message_id: int) -> bytes:
+    """Within a shard the log's sequence is the message's."""
+    return encode_metadata_log_key(message_id & 0xFFFF_FFFF)

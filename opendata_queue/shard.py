@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,9 +25,10 @@ from opendata_queue.clock import Clock
 from opendata_queue.committer import CommitLimits, GroupCommitter
 from opendata_queue.errors import InvalidInputError
 from opendata_queue.idempotency import HeldKeys, IdempotencyKeys, Scoped, record_key
-from opendata_queue.messages import NewMessage, StoredMessage
+from opendata_queue.messages import NewMessage, Published, StoredMessage
 from opendata_queue.metadata_log import MetadataLog
 from opendata_queue.payloads import Blob, PayloadStore, is_user_uri
+from opendata_queue.recent import RecentMessages
 from opendata_queue.sequences import KEY as SEQ_BLOCK_KEY
 from opendata_queue.sequences import Sequences
 from opendata_queue.store import Database, Objects, Rows
@@ -52,8 +53,8 @@ class PublishOptions:
     inline_bytes: int = MAX_INLINE_PAYLOAD_BYTES
     """Payloads over this are stored as objects of their own; at most 65,535."""
 
-    recent_payload_bytes: int = 64 * 1024 * 1024
-    """Memory for payloads that were just published, so that consuming them soon needs no read."""
+    recent_bytes: int = 64 * 1024 * 1024
+    """Memory for messages that were just published, so that consuming them soon needs no read."""
 
     idempotency_window_seconds: int = 24 * 3600
     """How long an idempotency key is remembered."""
@@ -68,12 +69,12 @@ class PublishOptions:
 class _Checked:
     """A message that can be stored: everything but its id and its received-at time."""
 
-    __slots__ = ("blob", "header_count", "headers", "key", "message", "payload_value")
+    __slots__ = ("blob", "encoded_headers", "headers", "key", "message", "payload_value")
 
-    def __init__(self, message: NewMessage, headers: bytes, payload_value: bytes | None) -> None:
+    def __init__(self, message: NewMessage, payload_value: bytes | None) -> None:
         self.message = message
-        self.headers = headers
-        self.header_count = len(message.headers)
+        self.headers = dict(message.headers)  # ours: the caller may change theirs
+        self.encoded_headers = encode_headers(self.headers.items())
         self.payload_value = payload_value
         self.blob: Blob | None = None
         self.key: Scoped | None = None
@@ -100,7 +101,10 @@ class MessageShard:
         self._committer = GroupCommitter(database, options.limits)
         self._reserving = asyncio.Lock()
         self._keys = IdempotencyKeys(database, clock)
-        self.payloads = PayloadStore(database, objects, shard, clock, options.recent_payload_bytes)
+        self.payloads = PayloadStore(database, objects, shard, clock)
+        self.recent = RecentMessages(options.recent_bytes)
+        self.on_durable: Callable[[Sequence[Published]], None] | None = None
+        """Told of messages in the order of the log, once they are durable."""
         self.log = MetadataLog(database)
 
     @classmethod
@@ -133,10 +137,13 @@ class MessageShard:
     async def read_many(self, message_ids: Iterable[int]) -> list[StoredMessage | None]:
         """Messages by their ids, in their order; none for an id that has none."""
         ids = list(message_ids)
+        found = {one: self.recent.get(one) for one in ids}
+        missing = [one for one, message in found.items() if message is None]
         metadata, payloads = await asyncio.gather(
-            self.log.read_many(set(ids)), self.payloads.read_many(ids)
+            self.log.read_many(missing), self.payloads.read_many(missing)
         )
-        return [_stored(metadata.get(one), payloads.get(one)) for one in ids]
+        found |= {one: _stored(metadata.get(one), payloads.get(one)) for one in missing}
+        return [found[one] for one in ids]
 
     async def close(self) -> None:
         """Commit what is pending and close. After a failure there is nothing left to commit."""
@@ -163,15 +170,7 @@ class MessageShard:
         await self._wait_for_room_and_sequences(len(new))
         # From here to the committer nothing awaits: the order of ids is the order of the log.
         first_id = self._first_id | self._sequences.take(len(new))
-        done = self._commit(new, first_id)
-        await self._committer.wait(done)
-        self.payloads.recent.add_many(
-            {
-                message_id: checked.message.payload
-                for message_id, checked in enumerate(new, first_id)
-                if checked.message.payload is not None and checked.blob is None
-            }
-        )
+        await self._committer.wait(self._commit(new, first_id))
         return range(first_id, first_id + len(new))
 
     async def _store_blobs(self, messages: list[_Checked]) -> None:
@@ -202,36 +201,55 @@ class MessageShard:
         rows = Rows()
         for message_id, message in enumerate(messages, first_id):
             self._put_rows(rows, message_id, message, now_ms)
-        if not self._sequences.running_low:
-            return self._committer.add(rows)
-        block = self._sequences.next_block()
-        rows.put(SEQ_BLOCK_KEY, block.encode())
+        block = self._sequences.next_block() if self._sequences.running_low else None
+        if block is not None:
+            rows.put(SEQ_BLOCK_KEY, block.encode())
         done = self._committer.add(rows)
-        done.add_done_callback(
-            lambda done: None if done.exception() else self._sequences.block_is_durable(block)
-        )
+
+        def durable(done: asyncio.Future[None]) -> None:
+            if done.exception() is not None:
+                return
+            if block is not None:
+                self._sequences.block_is_durable(block)
+            self._are_durable(messages, first_id, now_ms)
+
+        # A callback and not the caller's next step: callbacks run in the order of the log.
+        done.add_done_callback(durable)
         return done
+
+    def _are_durable(self, messages: list[_Checked], first_id: int, now_ms: int) -> None:
+        published = [
+            Published(
+                message_id,
+                *_in_order(checked.message, now_ms),
+                checked.message.retention_seconds,
+                checked.headers,
+            )
+            for message_id, checked in enumerate(messages, first_id)
+        ]
+        for checked, one in zip(messages, published, strict=True):
+            if checked.blob is None:
+                self.recent.add(checked.message, one)
+        if self.on_durable is not None:
+            self.on_durable(published)
 
     def _put_rows(self, rows: Rows, message_id: int, checked: _Checked, now_ms: int) -> None:
         message = checked.message
         retention = message.retention_seconds
         ttl_ms = retention * 1000 + _TTL_GRACE_MS if retention else None
-        if message.visible_at_ms is not None:
-            visible_at = message.visible_at_ms
-        else:
-            visible_at = now_ms + (message.delay_ms or 0)
+        created_at, visible_at = message.times(now_ms)
         assert checked.payload_value is not None
         rows.put(encode_payload_key(message_id), checked.payload_value, ttl_ms=ttl_ms)
         rows.put(
             encode_metadata_log_key(message_id & 0xFFFF_FFFF),
             encode_message_metadata(
                 message_id,
-                now_ms if message.created_at_ms is None else message.created_at_ms,
+                created_at,
                 now_ms,
                 visible_at,
                 retention,
-                checked.header_count,
-                checked.headers,
+                len(checked.headers),
+                checked.encoded_headers,
             ),
             ttl_ms=ttl_ms,
         )
@@ -266,9 +284,7 @@ class MessageShard:
 
 def _check(message: NewMessage, inline_bytes: int) -> _Checked:
     """Encode what can be encoded without an id; refuse what can't be stored."""
-    checked = _Checked(
-        message, encode_headers(message.headers.items()), _payload_value(message, inline_bytes)
-    )
+    checked = _Checked(message, _payload_value(message, inline_bytes))
     delay_ms, visible_at_ms = message.delay_ms, message.visible_at_ms
     if delay_ms is not None:
         if visible_at_ms is not None:
@@ -352,6 +368,11 @@ def _with_repeats(
             by_key[message.key] = next(fresh)
         result.append(by_key[message.key])
     return result
+
+
+def _in_order(message: NewMessage, received_at: int) -> tuple[int, int, int]:
+    created_at, visible_at = message.times(received_at)
+    return created_at, received_at, visible_at
 
 
 def _stored(

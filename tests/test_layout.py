@@ -20,16 +20,18 @@ LAYERS: list[set[str]] = [
     {"odq_encodings"},
     {"opendata_queue.errors", "opendata_queue.clock", "opendata_queue.testing"},
     {"opendata_queue.store"},
+    {"opendata_queue.committer", "opendata_queue.messages", "opendata_queue.system"},
+    # The messages database and the queue store know nothing of each other.
     {
-        "opendata_queue.committer",
         "opendata_queue.idempotency",
-        "opendata_queue.messages",
         "opendata_queue.metadata_log",
         "opendata_queue.payloads",
+        "opendata_queue.recent",
         "opendata_queue.sequences",
         "opendata_queue.shard",
-        "opendata_queue.system",
     },
+    {"opendata_queue.filters"},
+    {"opendata_queue.queue_options", "opendata_queue.queue_state"},
     {"opendata_queue.engine"},
     {"opendata_queue.cli"},
 ]
@@ -38,6 +40,8 @@ FRONT_DOOR = "opendata_queue"
 SEAMS = {
     "slatedb": {"opendata_queue.store"},
     "obstore": {"opendata_queue.store"},
+    "lark": {"opendata_queue.filters.parser"},
+    "pyarrow": {"opendata_queue.filters.arrow"},
     "pyspark": {"opendata_queue.spark"},
     "boto3": set(),
     "fastapi": {"opendata_queue.server"},

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
 import slatedb.uniffi as slatedb
@@ -32,6 +32,9 @@ SCAN_ROWS: Final = 1_000
 """Rows that a scan hands over at a time."""
 
 _READS_AT_ONCE: Final = 32
+# Rows this close together are read with one scan.
+_SCAN_GAP: Final = 8
+_SCAN_LEAST: Final = 4
 # With SlateDB's own defaults a scan on S3 makes thousands of tiny requests.
 _SCAN_OPTIONS: Final = slatedb.ScanOptions(
     durability_filter=slatedb.DurabilityLevel.MEMORY,
@@ -79,6 +82,26 @@ class DatabaseReads:
             some = keys[start : start + _READS_AT_ONCE]
             values += await asyncio.gather(*(self.get(key) for key in some))
         return values
+
+    async def get_by_id(
+        self, ids: Iterable[int], key_of: Callable[[int], bytes]
+    ) -> dict[int, bytes]:
+        """The values of rows that are keyed by ids, where they have one.
+
+        Ids that lie close together are read with one scan, the others with a point read each.
+        """
+        found: dict[int, bytes] = {}
+        alone: list[int] = []
+        for run in _runs(sorted(set(ids))):
+            if len(run) < _SCAN_LEAST:
+                alone += run
+                continue
+            wanted = {key_of(one): one for one in run}
+            async for chunk in self.scan(key_of(run[0]), key_of(run[-1]) + b"\x00"):
+                found |= {wanted[key]: value for key, value in chunk if key in wanted}
+        values = await self.get_many([key_of(one) for one in alone])
+        found |= {one: value for one, value in zip(alone, values, strict=True) if value is not None}
+        return found
 
     async def scan(
         self, start: bytes, end: bytes, *, limit: int | None = None
@@ -251,3 +274,14 @@ def _refuse_unwritable(objects: Objects, path: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+
+
+def _runs(ids: list[int]) -> list[list[int]]:
+    """Ascending ids, cut where the gap to the next one is large."""
+    runs: list[list[int]] = []
+    for one in ids:
+        if runs and one - runs[-1][-1] <= _SCAN_GAP:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return runs

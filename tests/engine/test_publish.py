@@ -20,6 +20,7 @@ from opendata_queue import (
     StoreSettings,
     System,
 )
+from opendata_queue.recent import MESSAGE_OVERHEAD_BYTES
 from opendata_queue.shard import MAX_MESSAGES_AT_ONCE
 from opendata_queue.store import Database, Objects, Rows
 from opendata_queue.testing import ManualClock
@@ -143,7 +144,7 @@ async def test_reading_keeps_the_order_asked_for_and_skips_nothing(system: Syste
 async def test_payloads_are_read_from_the_store_when_they_are_not_recent(
     root: str, clock: ManualClock
 ) -> None:
-    options = PublishOptions(recent_payload_bytes=0)
+    options = PublishOptions(recent_bytes=0)
     async with await System.open(root, clock=clock, options=options) as system:
         ids = await system.publish_many([NewMessage(b"%d" % n) for n in range(2_000)])
         asked = [*ids[::300], *ids[100:140], ids[-1]]
@@ -156,17 +157,33 @@ async def test_payloads_are_read_from_the_store_when_they_are_not_recent(
 
 
 async def test_recent_payloads_cost_no_read_and_are_bounded(clock: ManualClock) -> None:
-    options = PublishOptions(recent_payload_bytes=100)
+    options = PublishOptions(recent_bytes=2 * (MESSAGE_OVERHEAD_BYTES + 40))
     async with await System.open("memory:///", clock=clock, options=options) as system:
         first, second, third = await system.publish_many([NewMessage(bytes(40))] * 3)
-        recent = system._shard.payloads.recent
+        recent = system._shard.recent
 
         assert recent.get(first) is None
-        assert (recent.get(second), recent.get(third)) == (bytes(40), bytes(40))
+        assert [
+            message and message.payload for message in (recent.get(second), recent.get(third))
+        ] == [
+            bytes(40),
+            bytes(40),
+        ]
         message = await system.read(first)
 
     assert message is not None
     assert message.payload == bytes(40)
+
+
+async def test_headers_that_change_after_the_publish_change_nothing(memory_system: System) -> None:
+    headers = {"type": "a"}
+    first = await memory_system.publish(b"x", headers=headers)
+    headers["type"] = "b"
+
+    stored = await memory_system.read(first)
+
+    assert stored is not None
+    assert stored.headers == (("type", "a"),)
 
 
 async def test_a_blob_is_found_through_its_path_and_its_reference(

@@ -61,7 +61,7 @@ class Publishing(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         options = PublishOptions(
-            inline_bytes=20, idempotency_window_seconds=WINDOW_SECONDS, recent_payload_bytes=60
+            inline_bytes=20, idempotency_window_seconds=WINDOW_SECONDS, recent_bytes=1_200
         )
         self.system = self.run(System.open(self.url, clock=self.clock, options=options))
 
