@@ -67,7 +67,7 @@ def settings(fsync: bool) -> StoreSettings:
 
 
 def raw(tier: Tier, fsync: bool) -> Contender:
-    """The rows of a publish, encoded beforehand, through the batch writer: the limit."""
+    """The rows of a publish, put together and written through the batch writer: the limit."""
     value = encode_inline_payload(PAYLOAD)
     headers = encode_headers(HEADERS.items())
 
@@ -85,7 +85,7 @@ def raw(tier: Tier, fsync: bool) -> Contender:
                     encode_metadata_log_key(number),
                     encode_message_metadata(number, 1, 1, 1, 0, 2, headers),
                 )
-            sync = database._wal_sync.sync_new_files if database._wal_sync else None
+            sync = database._wal_sync.sync_commit if database._wal_sync else None
             await commit_rows(database._db, rows, after_flush=sync, tier=tier)
             return 500
 

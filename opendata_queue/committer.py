@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from opendata_queue.errors import ClosedError, OdqError
+from opendata_queue.errors import ClosedError, InvalidInputError, OdqError
 from opendata_queue.store import Database, Rows
 
 
@@ -21,6 +21,10 @@ class CommitLimits:
 
     linger_ms: float = 0
     """How long a commit waits for company. On S3 it bounds the number of requests."""
+
+    def __post_init__(self) -> None:
+        if self.batch_rows < 1 or self.batch_bytes < 1 or self.linger_ms < 0:
+            raise InvalidInputError(f"{self} has a limit that is too small")
 
 
 class _Batch:
@@ -52,6 +56,7 @@ class GroupCommitter:
         self._limits = limits
         self._prepare = prepare
         self._batch = _Batch(1)
+        self._under_way: _Batch | None = None
         self._wanted = asyncio.Event()
         self._full = asyncio.Event()
         self._room = asyncio.Event()
@@ -79,23 +84,25 @@ class GroupCommitter:
             await self._room.wait()
             self.check_open()
 
-    def commit(self) -> asyncio.Future[None]:
+    def commit(self, *, urgent: bool = False) -> asyncio.Future[None]:
         """Ask for the next commit; the future is done when its rows are durable.
 
-        It is shared with other callers: await it through ``wait``.
+        It is shared with other callers: await it through ``wait``. An urgent one does not linger.
         """
         self.check_open()
         rows, limits = self._batch.rows, self._limits
         if len(rows) >= limits.batch_rows or rows.size_bytes >= limits.batch_bytes:
             self._room.clear()
+            urgent = True
+        if urgent:
             self._full.set()
         self._wanted.set()
         return self._batch.done
 
-    def add(self, rows: Rows) -> asyncio.Future[None]:
+    def add(self, rows: Rows, *, urgent: bool = False) -> asyncio.Future[None]:
         """Add rows to the next commit, and ask for it."""
         self.rows.extend(rows)
-        return self.commit()
+        return self.commit(urgent=urgent)
 
     @staticmethod
     async def wait(done: asyncio.Future[None]) -> None:
@@ -105,7 +112,8 @@ class GroupCommitter:
     def check_open(self) -> None:
         """Raise what stopped the committer, if something did."""
         if self._failure is not None:
-            raise self._failure
+            # Without its traceback, which would grow with every caller that gets it.
+            raise self._failure.with_traceback(None)
         if self._closing:
             raise ClosedError(f"{self._database.name} is closed")
 
@@ -115,24 +123,32 @@ class GroupCommitter:
         self._room.set()
         self._full.set()
         self._wanted.set()
-        await self._runner
+        # Shielded: a caller that gives up on closing must not cancel a commit.
+        await asyncio.shield(self._runner)
 
     async def _run(self) -> None:
-        while True:
-            await self._wanted.wait()
-            if self._limits.linger_ms:
-                await self._linger()
-            batch = self._take()
-            if batch.rows or not self._closing:
-                try:
-                    await self._database.commit(batch.rows)
-                except OdqError as error:
-                    self._stop(batch, error)
-                    return
-            self.durable_batch = batch.number
-            batch.done.set_result(None)
-            if self._closing and not self._wanted.is_set():
-                return
+        try:
+            while not (self._closing and not self._wanted.is_set()):
+                await self._wanted.wait()
+                if self._limits.linger_ms:
+                    await self._linger()
+                await self._commit_next()
+        except OdqError as error:
+            self._stop(error)
+        except BaseException as error:
+            # Cancelled with its event loop, or a defect: whoever waits must not wait for ever.
+            stopped = ClosedError(f"{self._database.name} was stopped by {error!r}")
+            stopped.__cause__ = error
+            self._stop(stopped)
+            raise
+
+    async def _commit_next(self) -> None:
+        batch = self._under_way = self._take()
+        if batch.rows:
+            await self._database.commit(batch.rows)
+        self.durable_batch = batch.number
+        self._under_way = None
+        batch.done.set_result(None)
 
     def _take(self) -> _Batch:
         batch, self._batch = self._batch, _Batch(self._batch.number + 1)
@@ -149,9 +165,10 @@ class GroupCommitter:
             async with asyncio.timeout(self._limits.linger_ms / 1000):
                 await self._full.wait()
 
-    def _stop(self, batch: _Batch, error: OdqError) -> None:
+    def _stop(self, error: OdqError) -> None:
         self._failure = error
-        for failed in (batch, self._batch):
-            failed.done.set_exception(error)
-            failed.done.exception()  # seen, even if its callers were all cancelled
+        for batch in (self._under_way, self._batch):
+            if batch is not None and not batch.done.done():
+                batch.done.set_exception(error)
+                batch.done.exception()  # seen, even if its callers were all cancelled
         self._room.set()

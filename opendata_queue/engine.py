@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from odq_encodings import MessageMetadata
 from opendata_queue.clock import Clock, SystemClock
+from opendata_queue.errors import InvalidInputError
 from opendata_queue.messages import NewMessage, StoredMessage
 from opendata_queue.shard import MessageShard, PublishOptions
 from opendata_queue.store import Objects, StoreSettings
@@ -95,7 +96,12 @@ class System:
     def scan_log(
         self, from_sequence: int = 0, *, limit: int | None = None
     ) -> AsyncIterator[list[MessageMetadata]]:
-        """The metadata of all messages in the order of publishing, in chunks of up to 1,000."""
+        """The metadata of all messages in the order of publishing, in chunks of up to 1,000.
+
+        Those whose retention is over are there until their space is freed.
+        """
+        if not isinstance(from_sequence, int) or from_sequence < 0:
+            raise InvalidInputError(f"from_sequence is {from_sequence!r}, not 0 or more")
         return self._shard.log.scan(from_sequence, limit=limit)
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 
 from odq_encodings import IdempotencyRecord, IdempotencyRecordKey
@@ -15,7 +16,7 @@ Scoped = tuple[str, str]
 
 @dataclass(kw_only=True, slots=True)
 class HeldKeys:
-    """The keys of one publish: those known already, and those it now holds."""
+    """The keys of one publish: those known already, and all that it now holds."""
 
     known: dict[Scoped, int] = field(default_factory=dict)
     held: list[Scoped] = field(default_factory=list)
@@ -27,32 +28,52 @@ class IdempotencyKeys:
     def __init__(self, database: DatabaseReads, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._holders: dict[Scoped, asyncio.Event] = {}
+        # A key is here while it is held, with those who wait for it, first come first served.
+        self._waiting: dict[Scoped, deque[asyncio.Future[None]]] = {}
 
     async def hold(self, keys: set[Scoped]) -> HeldKeys:
-        """Look ``keys`` up, and hold those that are new until ``release``.
+        """Hold ``keys`` until ``release``, and look them up.
 
         They are taken in sorted order, so that two publishes can't wait for each other.
         """
         taken = HeldKeys()
         try:
             for key in sorted(keys):
-                while key in self._holders:
-                    await self._holders[key].wait()
-                self._holders[key] = asyncio.Event()
+                await self._take(key)
                 taken.held.append(key)
-            for key, message_id in (await self._look_up(taken.held)).items():
-                taken.known[key] = message_id
+            taken.known = await self._look_up(taken.held)
         except BaseException:
             self.release(taken)
             raise
         return taken
 
     def release(self, taken: HeldKeys) -> None:
-        """Let the next publish with these keys look again."""
+        """Hand the keys to those who wait for them."""
         for key in taken.held:
-            self._holders.pop(key).set()
+            self._hand_on(key)
         taken.held.clear()
+
+    async def _take(self, key: Scoped) -> None:
+        if key not in self._waiting:
+            self._waiting[key] = deque()
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[key].append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was our turn already
+                self._hand_on(key)
+            raise
+
+    def _hand_on(self, key: Scoped) -> None:
+        waiting = self._waiting[key]
+        while waiting:
+            turn = waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        del self._waiting[key]
 
     async def _look_up(self, keys: list[Scoped]) -> dict[Scoped, int]:
         encoded = [record_key(key) for key in keys]

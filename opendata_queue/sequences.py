@@ -42,7 +42,10 @@ class Sequences:
     @property
     def running_low(self) -> bool:
         """Whether the next block should be written along with whatever is written next."""
-        return self._planned_end == self._durable_end and self.available < BLOCK_SIZE // 2
+        return (
+            self._planned_end == self._durable_end < SHARD_SEQUENCES
+            and self.available < BLOCK_SIZE // 2
+        )
 
     def take(self, count: int) -> int:
         """Take ``count`` numbers; returns the first. They must be available."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,7 +36,9 @@ from opendata_queue.store import Database, Objects, Rows
 NAMESPACE_HEADER: Final = "namespace"
 MAX_IDEMPOTENCY_KEY_BYTES: Final = 512
 MAX_MESSAGES_AT_ONCE: Final = 10_000
+MAX_BYTES_AT_ONCE: Final = 64 * 1024 * 1024
 MAX_PAYLOAD_BYTES: Final = 512 * 1024 * 1024
+MAX_MESSAGE_ID: Final = (1 << 63) - 1
 MAX_TIME_MS: Final = (1 << 63) - 1
 MAX_RETENTION_SECONDS: Final = (1 << 32) - 1
 
@@ -78,6 +80,11 @@ class _Checked:
         self.payload_value = payload_value
         self.blob: Blob | None = None
         self.key: Scoped | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """What it adds to a commit, roughly; a blob adds only its reference."""
+        return len(self.encoded_headers) + len(self.payload_value or b"")
 
 
 class MessageShard:
@@ -135,15 +142,21 @@ class MessageShard:
         return await asyncio.shield(storing)
 
     async def read_many(self, message_ids: Iterable[int]) -> list[StoredMessage | None]:
-        """Messages by their ids, in their order; none for an id that has none."""
+        """Messages by their ids, in their order; none for an id that has none, or had one.
+
+        A message is gone when its retention is over, whether or not its space is freed.
+        """
         ids = list(message_ids)
+        for one in ids:
+            _check_integer("message_id", one, 0, MAX_MESSAGE_ID)
         found = {one: self.recent.get(one) for one in ids}
         missing = [one for one, message in found.items() if message is None]
         metadata, payloads = await asyncio.gather(
             self.log.read_many(missing), self.payloads.read_many(missing)
         )
         found |= {one: _stored(metadata.get(one), payloads.get(one)) for one in missing}
-        return [found[one] for one in ids]
+        now_ms = self._clock.now_ms()
+        return [_unless_expired(found[one], now_ms) for one in ids]
 
     async def close(self) -> None:
         """Commit what is pending and close. After a failure there is nothing left to commit."""
@@ -154,6 +167,8 @@ class MessageShard:
 
     async def _store_held(self, checked: list[_Checked], held: HeldKeys) -> list[int]:
         try:
+            # What is known is durable, but after a failure nothing is acknowledged any more.
+            self._committer.check_open()
             return await self._store(checked, held.known)
         finally:
             self._keys.release(held)
@@ -166,6 +181,7 @@ class MessageShard:
         return _with_repeats(checked, ids, known)
 
     async def _store_new(self, new: list[_Checked]) -> range:
+        self._committer.check_open()
         await self._store_blobs(new)
         await self._wait_for_room_and_sequences(len(new))
         # From here to the committer nothing awaits: the order of ids is the order of the log.
@@ -193,7 +209,8 @@ class MessageShard:
             block = self._sequences.next_block(count)
             rows = Rows()
             rows.put(SEQ_BLOCK_KEY, block.encode())
-            await self._committer.wait(self._committer.add(rows))
+            # Nobody can join before it is durable, so it does not linger.
+            await self._committer.wait(self._committer.add(rows, urgent=True))
             self._sequences.block_is_durable(block)
 
     def _commit(self, messages: list[_Checked], first_id: int) -> asyncio.Future[None]:
@@ -268,22 +285,35 @@ class MessageShard:
             )
 
     def _check(self, messages: Sequence[NewMessage]) -> list[_Checked]:
+        if not isinstance(messages, Sequence):
+            raise InvalidInputError(f"messages are a {type(messages).__name__}, not a list")
         if len(messages) > MAX_MESSAGES_AT_ONCE:
             raise InvalidInputError(
                 f"{len(messages)} messages are over the limit of {MAX_MESSAGES_AT_ONCE} "
                 "in one call; publish them in several"
             )
         checked = []
+        size_bytes = 0
         for index, message in enumerate(messages):
             try:
                 checked.append(_check(message, self._options.inline_bytes))
             except (EncodingError, InvalidInputError) as error:
                 raise InvalidInputError(f"message {index}: {error}") from error
+            size_bytes += checked[-1].size_bytes
+        if size_bytes > MAX_BYTES_AT_ONCE:
+            raise InvalidInputError(
+                f"{size_bytes} bytes are over the limit of {MAX_BYTES_AT_ONCE} in one call; "
+                "publish them in several"
+            )
         return checked
 
 
 def _check(message: NewMessage, inline_bytes: int) -> _Checked:
     """Encode what can be encoded without an id; refuse what can't be stored."""
+    if not isinstance(message, NewMessage):
+        raise InvalidInputError(f"is a {type(message).__name__}, not a NewMessage")
+    if not isinstance(message.headers, Mapping):
+        raise InvalidInputError(f"headers are a {type(message.headers).__name__}, not a mapping")
     checked = _Checked(message, _payload_value(message, inline_bytes))
     delay_ms, visible_at_ms = message.delay_ms, message.visible_at_ms
     if delay_ms is not None:
@@ -294,7 +324,7 @@ def _check(message: NewMessage, inline_bytes: int) -> _Checked:
         _check_integer("visible_at_ms", visible_at_ms, -MAX_TIME_MS, MAX_TIME_MS)
     if message.created_at_ms is not None:
         _check_integer("created_at_ms", message.created_at_ms, -MAX_TIME_MS, MAX_TIME_MS)
-    if message.retention_seconds:
+    if message.retention_seconds != 0 or not isinstance(message.retention_seconds, int):
         _check_integer("retention_seconds", message.retention_seconds, 0, MAX_RETENTION_SECONDS)
     if message.idempotency_key is not None:
         checked.key = _scoped_key(message, message.idempotency_key)
@@ -368,6 +398,13 @@ def _with_repeats(
             by_key[message.key] = next(fresh)
         result.append(by_key[message.key])
     return result
+
+
+def _unless_expired(message: StoredMessage | None, now_ms: int) -> StoredMessage | None:
+    if message is None or not message.retention_seconds:
+        return message
+    deadline = message.received_at_ms + message.retention_seconds * 1000
+    return None if now_ms > deadline else message
 
 
 def _in_order(message: NewMessage, received_at: int) -> tuple[int, int, int]:

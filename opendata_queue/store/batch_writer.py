@@ -32,6 +32,7 @@ from typing import Any
 
 import slatedb.uniffi as slatedb
 
+from opendata_queue.errors import OdqError
 from opendata_queue.store.rows import HEADER, Op, Rows
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Tier(enum.StrEnum):
     public = "public"
 
 
-class BatchWriterUnavailable(RuntimeError):
+class BatchWriterUnavailable(OdqError):
     """The tier that was asked for cannot work here: repair the installation, or ask for none."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -19,8 +18,8 @@ from opendata_queue.errors import (
     OdqError,
     StoreUnavailableError,
 )
-from opendata_queue.store.batch_writer import commit_rows
-from opendata_queue.store.durable_files import TreeSync, WalSync
+from opendata_queue.store.batch_writer import active_tier, commit_rows
+from opendata_queue.store.durable_files import TreeSync, WalSync, make_folder
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects import Objects
 from opendata_queue.store.rows import Rows
@@ -32,12 +31,17 @@ SCAN_ROWS: Final = 1_000
 """Rows that a scan hands over at a time."""
 
 _READS_AT_ONCE: Final = 32
+_PROBE_BYTES: Final = 64 * 1024
 # Rows this close together are read with one scan.
 _SCAN_GAP: Final = 8
 _SCAN_LEAST: Final = 4
+# Nothing is shown that could still be lost.
+_READ_OPTIONS: Final = slatedb.ReadOptions(
+    durability_filter=slatedb.DurabilityLevel.REMOTE, dirty=False, cache_blocks=True
+)
 # With SlateDB's own defaults a scan on S3 makes thousands of tiny requests.
 _SCAN_OPTIONS: Final = slatedb.ScanOptions(
-    durability_filter=slatedb.DurabilityLevel.MEMORY,
+    durability_filter=slatedb.DurabilityLevel.REMOTE,
     dirty=False,
     read_ahead_bytes=4 * 1024 * 1024,
     cache_blocks=False,
@@ -49,7 +53,7 @@ T = TypeVar("T")
 
 
 class _Readable(Protocol):
-    async def get(self, key: bytes) -> bytes | None: ...
+    async def get_with_options(self, key: bytes, options: slatedb.ReadOptions) -> bytes | None: ...
     async def scan_with_options(
         self, range: slatedb.KeyRange, options: slatedb.ScanOptions
     ) -> slatedb.DbIterator: ...
@@ -59,8 +63,9 @@ class _Readable(Protocol):
 class DatabaseReads:
     """Point reads and bounded scans, the same for a writer and for a reader."""
 
-    def __init__(self, handle: _Readable, name: str) -> None:
+    def __init__(self, handle: _Readable, name: str, outage_timeout_ms: int) -> None:
         self._reads = handle
+        self._outage_timeout_ms = outage_timeout_ms
         self.name = name
 
     def decode(self, decoder: Callable[[bytes], T], key: bytes, value: bytes) -> T:
@@ -71,9 +76,12 @@ class DatabaseReads:
             raise CorruptStoreError(f"{self.name}: {error}", key=key) from error
 
     async def get(self, key: bytes) -> bytes | None:
-        """The value of ``key``, if it has one."""
-        with translated(f"read {self.name}", key=key):
-            return await self._reads.get(key)
+        """The value of ``key``, if it has one that is durable."""
+        doing = f"read {self.name}"
+        with translated(doing, key=key):
+            return await _in_time(
+                self._reads.get_with_options(key, _READ_OPTIONS), self._outage_timeout_ms, doing
+            )
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of ``keys``, in their order, a bounded number of reads at a time."""
@@ -106,20 +114,24 @@ class DatabaseReads:
     async def scan(
         self, start: bytes, end: bytes, *, limit: int | None = None
     ) -> AsyncIterator[list[Row]]:
-        """The rows from ``start`` up to, not including, ``end``, in chunks of up to 1,000.
+        """The durable rows from ``start`` up to, not including, ``end``, in chunks of up to 1,000.
 
         ``limit`` bounds the rows in all.
         """
         if start >= end:  # SlateDB refuses to scan nothing
             return
         span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
-        with translated(f"scan {self.name}", key=start):
-            iterator = await self._reads.scan_with_options(span, _SCAN_OPTIONS)
+        doing = f"scan {self.name}"
+        with translated(doing, key=start):
+            iterator = await _in_time(
+                self._reads.scan_with_options(span, _SCAN_OPTIONS), self._outage_timeout_ms, doing
+            )
         left = limit
         while left is None or left > 0:
             wanted = SCAN_ROWS if left is None else min(SCAN_ROWS, left)
-            with translated(f"scan {self.name}", key=start):
-                chunk = [(row.key, row.value) for row in await iterator.next_batch(wanted)]
+            with translated(doing, key=start):
+                rows = await _in_time(iterator.next_batch(wanted), self._outage_timeout_ms, doing)
+            chunk = [(row.key, row.value) for row in rows]
             if not chunk:
                 return
             yield chunk
@@ -131,7 +143,7 @@ class Database(DatabaseReads):
     """The one writer of a database. A second one, anywhere, fences it."""
 
     def __init__(self, handle: slatedb.Db, objects: Objects, path: str) -> None:
-        super().__init__(handle, f"{objects.location}/{path}")
+        super().__init__(handle, objects.location.url_of(path), objects.settings.outage_timeout_ms)
         self._db = handle
         self._objects = objects
         self._settings = objects.settings
@@ -139,12 +151,14 @@ class Database(DatabaseReads):
         self._wal_sync: WalSync | None = None
         self._tree_sync: TreeSync | None = None
         self._housekeeping: asyncio.Task[None] | None = None
+        self._closing = asyncio.Lock()
 
     @classmethod
     async def open(cls, objects: Objects, path: str) -> Database:
         """Open the database ``path`` of a root for writing; it is created if it is not there."""
         settings = objects.settings
-        name = f"{objects.location}/{path}"
+        name = objects.location.url_of(path)
+        active_tier()  # complains now, not at the first commit, about a tier that can't be used
         _refuse_unwritable(objects, path)
         builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
         builder.with_settings(settings.for_slatedb())
@@ -161,17 +175,19 @@ class Database(DatabaseReads):
         If it raises, they may be durable or not: the caller must stop using the database. If the
         caller is cancelled the commit goes on.
         """
-        after_flush = self._wal_sync.sync_new_files if self._wal_sync else None
-        with translated(f"write {self.name}"):
-            try:
+        after_flush = self._wal_sync.sync_commit if self._wal_sync else None
+        doing = f"write {self.name}"
+        try:
+            with translated(doing):
                 await _in_time(
                     commit_rows(self._db, rows, after_flush=after_flush),
-                    self._settings.outage_timeout_ms,
-                    f"write {self.name}",
+                    self._outage_timeout_ms,
+                    doing,
                 )
-            except StoreUnavailableError as error:
-                error.in_doubt = True
-                raise
+        except StoreUnavailableError as error:
+            _refuse_unwritable(self._objects, self._path)  # says why, on a disk that is full
+            error.in_doubt = True
+            raise
 
     async def close(self) -> None:
         """Close. Closing twice does nothing.
@@ -179,47 +195,64 @@ class Database(DatabaseReads):
         Every commit was durable before it returned, so nothing can be lost here: being fenced, or a
         store that does not answer, is logged and not raised.
         """
-        housekeeping, self._housekeeping = self._housekeeping, None
-        if housekeeping is None:
-            return
-        housekeeping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await housekeeping
-        doing = f"close {self.name}"
-        try:
-            with translated(doing):
-                await _in_time(self._db.shutdown(), self._settings.outage_timeout_ms, doing)
-        except (FencedError, ClosedError) as error:
-            logger.info("%s", error)
-        except OdqError as error:
-            logger.warning("%s", error)
-        await asyncio.to_thread(self._sync_tree)
-        if self._wal_sync:
-            self._wal_sync.close()
+        async with self._closing:
+            if self._housekeeping is None:
+                return
+            self._housekeeping.cancel()
+            await asyncio.wait([self._housekeeping])
+            self._housekeeping = None
+            doing = f"close {self.name}"
+            try:
+                with translated(doing):
+                    await _in_time(self._db.shutdown(), self._outage_timeout_ms, doing)
+                    await asyncio.to_thread(self._sync_tree)
+            except (FencedError, ClosedError) as error:
+                logger.info("%s", error)
+            except OdqError as error:
+                logger.warning("%s", error)
+            if self._wal_sync:
+                self._wal_sync.close()
 
     async def _start(self) -> None:
         location = self._objects.location
         if location.kind is StoreKind.FILE and self._settings.fsync:
             folder = location.folder / self._path
             self._tree_sync = TreeSync(folder)
-            self._wal_sync = await asyncio.to_thread(WalSync, folder)
-            await asyncio.to_thread(self._sync_tree)
+            with translated(f"sync {self.name}"):
+                self._wal_sync = await asyncio.to_thread(WalSync, folder)
+                await asyncio.to_thread(self._sync_tree)
         self._housekeeping = asyncio.create_task(self._keep_house(), name=f"keep {self.name}")
 
     async def _keep_house(self) -> None:
-        """Remove files that are not needed any more, after what replaces them is on the disk."""
-        admin = slatedb.AdminBuilder(
-            self._objects.location.join(self._path), self._objects.slatedb_store
-        ).build()
         while True:
             await asyncio.sleep(self._settings.garbage_interval_ms / 1000)
             try:
-                await asyncio.to_thread(self._sync_tree)
                 with translated(f"collect garbage of {self.name}"):
-                    await admin.run_gc_once(self._settings.garbage_options())
+                    await self._collect_garbage()
             except OdqError as error:
                 # Garbage can wait; a store that is really gone shows at the next commit.
                 logger.warning("%s", error)
+
+    async def _collect_garbage(self) -> None:
+        """Remove files that are not needed any more, after what replaces them is on the disk.
+
+        Between syncing and collecting, SlateDB may write a manifest that is not synced, and by
+        which files can go that the last synced one needs. A checkpoint keeps those for a round.
+        """
+        admin = slatedb.AdminBuilder(
+            self._objects.location.join(self._path), self._objects.slatedb_store
+        ).build()
+        options = self._settings.garbage_options()
+        if self._tree_sync is None:
+            await admin.run_gc_once(options)
+            return
+        lifetime_ms = 10 * self._outage_timeout_ms
+        checkpoint = await admin.create_detached_checkpoint(
+            slatedb.CheckpointOptions(lifetime_ms=lifetime_ms, source=None, name=None)
+        )
+        await asyncio.to_thread(self._sync_tree)
+        await admin.run_gc_once(options)
+        await admin.delete_checkpoint(checkpoint.id)
 
     def _sync_tree(self) -> None:
         if self._tree_sync:
@@ -234,7 +267,7 @@ class DatabaseReader(DatabaseReads):
         cls, objects: Objects, path: str, *, poll_interval_ms: int = 1_000
     ) -> DatabaseReader:
         settings = objects.settings
-        name = f"{objects.location}/{path}"
+        name = objects.location.url_of(path)
         builder = slatedb.DbReaderBuilder(objects.location.join(path), objects.slatedb_store)
         builder.with_db_cache(settings.block_cache(), 0)
         builder.with_options(
@@ -247,11 +280,12 @@ class DatabaseReader(DatabaseReads):
         )
         with translated(f"read {name}"):
             handle = await _in_time(builder.build(), settings.outage_timeout_ms, f"read {name}")
-        return cls(handle, name)
+        return cls(handle, name, settings.outage_timeout_ms)
 
     async def close(self) -> None:
-        with translated(f"close {self.name}"):
-            await self._reads.shutdown()
+        doing = f"close {self.name}"
+        with translated(doing):
+            await _in_time(self._reads.shutdown(), self._outage_timeout_ms, doing)
 
 
 async def _in_time(work: Awaitable[T], timeout_ms: int, doing: str) -> T:
@@ -271,9 +305,9 @@ def _refuse_unwritable(objects: Objects, path: str) -> None:
         return
     folder = location.folder / path
     with translated(f"write to {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        make_folder(folder, sync=objects.settings.fsync)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(_PROBE_BYTES))
 
 
 def _runs(ids: list[int]) -> list[list[int]]:

@@ -66,9 +66,10 @@ class TreeSync:
 class WalSync:
     """Syncs the WAL files of one database as they appear.
 
-    SlateDB numbers its WAL files without gaps, and writes them in order. So the files that a
+    SlateDB numbers new WAL files without gaps, and writes them in order. So the files that a
     flush has made are those from the first unsynced number on, for as long as they exist: no
-    folder is listed, and the cost of a commit does not grow with the number of files.
+    folder is listed, and the cost of a commit does not grow with the number of files. Among older
+    files there may be gaps: those that a reader still needs are kept while others go.
     """
 
     __slots__ = ("_descriptor", "_folder", "_next")
@@ -76,16 +77,23 @@ class WalSync:
     def __init__(self, database_folder: Path) -> None:
         self._folder = os.fspath(database_folder / "wal")
         self._descriptor = os.open(self._folder, os.O_RDONLY)
-        self._next = min(self._numbers(), default=1)
-        self.sync_new_files()
+        present = sorted(self._numbers())
+        for number in present:
+            sync_file(Path(self._path(number)))
+        os.fsync(self._descriptor)
+        self._next = present[-1] + 1 if present else 1
 
-    def sync_new_files(self) -> None:
+    def sync_commit(self) -> None:
+        """Sync the WAL files that a commit has made; there is at least one."""
+        if not self.sync_new_files():
+            raise OSError(f"a commit has made no WAL file {self._path(self._next)}")
+
+    def sync_new_files(self) -> bool:
         """Sync every WAL file that was not there the last time, then the folder's entries."""
         synced = False
         while True:
-            path = f"{self._folder}/{self._next:020}.sst"
             try:
-                descriptor = os.open(path, os.O_RDONLY)
+                descriptor = os.open(self._path(self._next), os.O_RDONLY)
             except FileNotFoundError:
                 break
             try:
@@ -96,6 +104,10 @@ class WalSync:
             synced = True
         if synced:
             os.fsync(self._descriptor)
+        return synced
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/{number:020}.sst"
 
     def close(self) -> None:
         os.close(self._descriptor)

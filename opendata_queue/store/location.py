@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -10,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from opendata_queue.errors import StoreAccessError
 
+_ODD_IN_S3 = re.compile(r"[^A-Za-z0-9 !$&'()+,./:;=@_-]")
 _EXAMPLES = "memory:///, file:///absolute/path or s3://bucket/prefix"
 
 
@@ -30,6 +32,8 @@ class Location:
     @classmethod
     def parse(cls, url: str) -> Self:
         """Parse ``url``; ``StoreAccessError`` says what is wrong with it."""
+        if not isinstance(url, str):
+            raise StoreAccessError(f"{url!r} is not a URL; use {_EXAMPLES}")
         try:
             parts = urlsplit(url)
         except ValueError as error:
@@ -42,9 +46,17 @@ class Location:
         path = unquote(parts.path).strip("/")
         if any(segment in ("", ".", "..") for segment in path.split("/")) and path:
             raise StoreAccessError(f"{url!r} has an empty, '.' or '..' segment in its path")
+        if "\0" in path:
+            raise StoreAccessError(f"{url!r} has a NUL in its path")
         if kind is StoreKind.S3:
             if not parts.netloc:
                 raise StoreAccessError(f"{url!r} names no bucket; use s3://bucket/prefix")
+            odd = _ODD_IN_S3.search(path)
+            if odd:
+                # The clients would each escape it in their own way, and split the root.
+                raise StoreAccessError(
+                    f"{url!r} has {odd.group()!r} in its prefix; use ASCII"
+                )
             return cls(kind=kind, path=path, bucket=parts.netloc)
         if parts.netloc:
             raise StoreAccessError(
@@ -55,8 +67,14 @@ class Location:
         return cls(kind=kind, path=path)
 
     def join(self, relative: str) -> str:
-        """The path of ``relative`` under this root, as SlateDB takes it."""
-        return f"{self.path}/{relative}" if self.path else relative
+        """The path of ``relative`` in the object store. On files that is the root's own folder."""
+        if self.kind is StoreKind.FILE or not self.path:
+            return relative
+        return f"{self.path}/{relative}"
+
+    def url_of(self, relative: str) -> str:
+        """The URL of something in this root, for people to read."""
+        return f"{str(self).rstrip('/')}/{relative}" if self.path else f"{self}{relative}"
 
     @property
     def folder(self) -> Path:

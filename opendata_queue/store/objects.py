@@ -10,6 +10,7 @@ import obstore
 import slatedb.uniffi as slatedb
 from obstore.store import LocalStore, MemoryStore, S3Store
 
+from opendata_queue.errors import StoreUnavailableError
 from opendata_queue.store.durable_files import make_folder, sync_file, sync_folders
 from opendata_queue.store.location import Location, StoreKind
 from opendata_queue.store.settings import StoreSettings
@@ -47,9 +48,19 @@ class Objects:
     async def create(self, path: str, data: bytes) -> bool:
         """Create the object ``path``; false if it is there already, which is left as it is.
 
-        Of any number of processes that try, exactly one gets true.
+        Of any number of processes that try, exactly one gets true. A put whose answer was lost is
+        settled by reading the object back, so ``data`` must be something that no other process
+        would write.
         """
-        return await self._put(path, data, mode="create")
+        try:
+            if await self._put(path, data, mode="create"):
+                return True
+        except StoreUnavailableError:
+            found = await self.read(path)
+            if found is None:
+                raise
+            return found == data
+        return await self.read(path) == data
 
     async def write(self, path: str, data: bytes) -> None:
         """Write the object ``path``, over what is there."""
@@ -57,9 +68,9 @@ class Objects:
 
     async def read(self, path: str) -> bytes | None:
         """The bytes of ``path``; none if there is no such object."""
-        with translated(f"read {self.location}/{path}"):
+        with translated(f"read {self.location.url_of(path)}"):
             try:
-                result = await obstore.get_async(self._store, self._key(path))
+                result = await obstore.get_async(self._store, self.location.join(path))
                 return bytes(await result.bytes_async())
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
@@ -67,30 +78,31 @@ class Objects:
                 return None
 
     async def _put(self, path: str, data: bytes, *, mode: Any) -> bool:
-        with translated(f"write {self.location}/{path}"):
+        created = True
+        with translated(f"write {self.location.url_of(path)}"):
             try:
-                await obstore.put_async(self._store, self._key(path), data, mode=mode)
+                await obstore.put_async(self._store, self.location.join(path), data, mode=mode)
             except obstore.exceptions.AlreadyExistsError:
-                return False
+                created = False
+            # Even if it was there: whoever made it may have died before syncing it.
             if self.location.kind is StoreKind.FILE and self.settings.fsync:
                 await asyncio.to_thread(self._sync, path)
-        return True
+        return created
 
     def _sync(self, path: str) -> None:
         root = self.location.folder
         sync_file(root / path)
         sync_folders((root / path).parent, up_to=root)
 
-    def _key(self, path: str) -> str:
-        # Local stores are rooted at the folder; the others at the bucket.
-        return path if self.location.kind is StoreKind.FILE else self.location.join(path)
-
 
 def _file_clients(
     location: Location, settings: StoreSettings
 ) -> tuple[LocalStore, slatedb.ObjectStore]:
     make_folder(location.folder, sync=settings.fsync)
-    return LocalStore(location.folder), slatedb.ObjectStore.resolve("file:///")
+    # Rooted at the folder: object_store escapes paths, but not its root, so any name will do.
+    builder = slatedb.ObjectStoreBuilder.from_env(slatedb.ObjectStoreType.LOCAL)
+    builder.with_config("local_path", str(location.folder))
+    return LocalStore(location.folder), builder.build()
 
 
 def _s3_clients(location: Location, settings: StoreSettings) -> tuple[S3Store, slatedb.ObjectStore]:

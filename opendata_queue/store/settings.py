@@ -8,6 +8,8 @@ from pathlib import Path
 
 import slatedb.uniffi as slatedb
 
+from opendata_queue.errors import InvalidInputError
+
 _MIB = 1024 * 1024
 
 
@@ -47,6 +49,14 @@ class StoreSettings:
 
     garbage_age_ms: int = 60_000
     """How old such a file must be. Readers in other processes may still be replaying it."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+                raise InvalidInputError(f"{name} is {value}, which is negative")
+        if not self.memtable_bytes or not self.outage_timeout_ms or not self.request_timeout_ms:
+            raise InvalidInputError("memtable_bytes and the timeouts must be over 0")
 
     def for_slatedb(self) -> slatedb.Settings:
         """SlateDB's settings for a database with a WAL that is flushed by us alone."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import obstore.exceptions
 import slatedb.uniffi as slatedb
+from slatedb.uniffi import InternalError
 
 from opendata_queue.errors import (
     ClosedError,
@@ -35,6 +36,10 @@ _ACCESS_PROBLEMS = {
         "the bucket is in another region; set AWS_REGION"
     ),
     r"No space left on device": "no space left on the device",
+    r"failed to find latest transactional object": "there is no database",
+    r"builder error": (
+        "the endpoint can't be used; it must be a URL, and http:// needs AWS_ALLOW_HTTP=true"
+    ),
 }
 
 
@@ -45,6 +50,8 @@ def translated(doing: str, *, key: bytes | None = None) -> Iterator[None]:
         yield
     except slatedb.Error as error:
         raise _of_slatedb(error, doing, key) from error
+    except InternalError as error:  # a panic in Rust: a setting that it can't take, most likely
+        raise StoreAccessError(f"could not {doing}: {error}") from error
     except (obstore.exceptions.BaseError, OSError, ValueError) as error:
         raise _of_object_store(error, doing) from error
 
@@ -59,9 +66,10 @@ def _of_slatedb(error: Exception, doing: str, key: bytes | None) -> OdqError:
         return StoreUnavailableError(message)
     if isinstance(error, slatedb.Error.Invalid):
         return InvalidInputError(message)
-    if isinstance(error, slatedb.Error.Data):
+    access = _access_problem(message, doing)
+    if access is None and isinstance(error, slatedb.Error.Data):
         return CorruptStoreError(message, key=key)
-    return _access_problem(message, doing) or StoreUnavailableError(message)
+    return access or StoreUnavailableError(message)
 
 
 def _of_object_store(error: Exception, doing: str) -> OdqError:

@@ -78,6 +78,44 @@ async def test_a_long_outage_is_an_error_that_does_not_pretend_to_know(
     assert stored <= {b"before", b"during"}
 
 
+async def test_a_retry_with_the_same_key_is_no_success_before_it_is_durable(
+    s3_environment: S3Server, new_s3_root: NewRoot
+) -> None:
+    url = new_s3_root()
+    system = await System.open(url, settings=IMPATIENT)
+    await system.publish(b"before")
+    inject(s3_environment, "fail", times=None)
+
+    for _ in range(3):
+        with pytest.raises(StoreUnavailableError):
+            await system.publish(b"during", idempotency_key="k")
+        ids = [entry.message_id async for chunk in system.scan_log() for entry in chunk]
+        assert len(ids) == 1
+
+    await system.close()
+    s3_environment.heal()
+
+
+@pytest.mark.parametrize("fault", ["fail", "stall", "drop"])
+async def test_reads_from_a_store_that_is_out_end_with_an_error(
+    s3_environment: S3Server, new_s3_root: NewRoot, fault: str
+) -> None:
+    url = new_s3_root()
+    async with await System.open(url) as system:
+        ids = await system.publish_many([NewMessage(bytes(500))] * 2_000)
+    system = await System.open(url, settings=IMPATIENT)
+    getattr(s3_environment, fault)(methods={"GET"}, path_contains="/compacted/", times=None)
+
+    with pytest.raises(StoreUnavailableError, match="no answer within 1000 ms"):
+        await system.read(ids[1_000])
+    with pytest.raises(StoreUnavailableError, match="no answer within 1000 ms"):
+        await anext(aiter(system.scan_log(1_000)))
+
+    s3_environment.heal()
+    assert await system.read(ids[1_000]) is not None
+    await system.close()
+
+
 async def test_a_store_that_is_out_can_not_be_opened_and_can_be_afterwards(
     s3_environment: S3Server, new_s3_root: NewRoot
 ) -> None:

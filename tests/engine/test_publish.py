@@ -13,6 +13,7 @@ from opendata_queue import (
     ClosedError,
     CommitLimits,
     CorruptStoreError,
+    FencedError,
     InvalidInputError,
     NewMessage,
     PublishOptions,
@@ -399,11 +400,114 @@ async def test_a_commit_lingers_for_company_until_it_is_full(
     sizes = watch_commits(monkeypatch)
     options = PublishOptions(limits=CommitLimits(batch_rows=8, linger_ms=60_000))
     async with await System.open("memory:///", options=options) as system:
-        system._shard._sequences.block_is_durable(system._shard._sequences.next_block())
-
+        # The block of sequences does not linger; nobody could keep it company.
         await asyncio.gather(*(system.publish(b"%d" % n) for n in range(4)))
 
-        assert sizes == [8]
+        assert sizes == [1, 8]
+
+
+async def test_whatever_kills_the_committer_nobody_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(_: Database, rows: Rows) -> None:
+        raise MemoryError("no room")
+
+    system = await System.open("memory:///")
+    monkeypatch.setattr(Database, "commit", broken)
+
+    results = await asyncio.gather(
+        *(system.publish(b"x") for _ in range(5)), return_exceptions=True
+    )
+
+    assert {type(result) for result in results} == {ClosedError}
+    with pytest.raises(ClosedError, match="stopped by MemoryError"):
+        await system.publish(b"x")
+    with pytest.raises(MemoryError):
+        await system.close()
+
+
+async def test_giving_up_on_closing_does_not_cancel_a_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commits = hold_commits(monkeypatch)
+    commits.set()
+    system = await System.open("memory:///")
+    await system.publish(b"reserves the first block of sequences")
+    commits.clear()
+    publishing = asyncio.create_task(system.publish(b"x"))
+    while not system._shard._committer.rows:
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(system.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+
+    commits.set()
+
+    assert isinstance(await publishing, int)
+    await system.close()
+
+
+def test_a_system_whose_event_loop_is_gone_says_so() -> None:
+    system = asyncio.run(System.open("memory:///"))
+
+    with pytest.raises(ClosedError, match="stopped by CancelledError"):
+        asyncio.run(system.publish(b"x"))
+
+
+async def test_an_error_does_not_grow_with_those_who_get_it(root: str) -> None:
+    first = await System.open(root)
+    await first.publish(b"x")
+    second = await System.open(root)
+    with pytest.raises(FencedError):
+        await first.publish(b"x")
+
+    depths = []
+    for _ in range(50):
+        with pytest.raises(FencedError) as caught:
+            await first.publish(b"x")
+        depths.append(len(caught.traceback))
+
+    assert len(set(depths)) == 1
+    await second.close()
+    await first.close()
+
+
+async def test_a_waiting_publish_that_is_cancelled_passes_its_turn_on(
+    memory_system: System,
+) -> None:
+    tasks = [
+        asyncio.create_task(memory_system.publish(b"x", idempotency_key="k")) for _ in range(30)
+    ]
+    await asyncio.sleep(0)
+    for task in tasks[1::2]:
+        task.cancel()
+
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert len({result for result in results if isinstance(result, int)}) == 1
+    assert not memory_system._shard._keys._waiting
+
+
+async def test_nothing_is_uploaded_for_a_publish_that_must_fail(tmp_path: Path) -> None:
+    system = await System.open(f"file://{tmp_path}/root")
+    await system.close()
+
+    with pytest.raises(ClosedError):
+        await system.publish(bytes(100_000))
+
+    assert not (tmp_path / "root" / "blobs").exists()
+
+
+async def test_a_message_past_its_retention_is_gone(
+    memory_system: System, clock: ManualClock
+) -> None:
+    message_id = await memory_system.publish(b"x", retention_seconds=60)
+    clock.advance_ms(60_000)
+    assert await memory_system.read(message_id) is not None
+
+    clock.advance_ms(1)
+
+    assert await memory_system.read(message_id) is None
 
 
 async def test_closing_commits_what_is_pending(root: str) -> None:
@@ -522,6 +626,9 @@ BAD_MESSAGES = {
     "a creation out of range": (NewMessage(b"x", created_at_ms=2**63), "created_at_ms is"),
     "negative retention": (NewMessage(b"x", retention_seconds=-1), "retention_seconds is -1"),
     "endless retention": (NewMessage(b"x", retention_seconds=2**32), "retention_seconds is"),
+    "no retention": (NewMessage(b"x", retention_seconds=None), "retention_seconds is None"),  # type: ignore[arg-type]
+    "headers as a list": (NewMessage(b"x", headers=[("a", "b")]), "headers are a list"),  # type: ignore[arg-type]
+    "no message": (b"bytes", "is a bytes, not a NewMessage"),
     "an empty key": (NewMessage(b"x", idempotency_key=""), "has 0 bytes, not 1 to 512"),
     "a long key": (NewMessage(b"x", idempotency_key="ü" * 257), "has 514 bytes"),
     "a key without UTF-8": (NewMessage(b"x", idempotency_key="\ud800"), "has no UTF-8"),
@@ -535,7 +642,7 @@ async def test_a_message_that_can_not_be_stored_is_refused_and_nothing_is_writte
     bad, complaint = BAD_MESSAGES[name]
 
     with pytest.raises(InvalidInputError, match=rf"^message 1: .*{complaint}"):
-        await memory_system.publish_many([NewMessage(b"good"), bad])
+        await memory_system.publish_many([NewMessage(b"good"), bad])  # type: ignore[list-item]
 
     assert await log_of(memory_system) == []
 
@@ -543,6 +650,33 @@ async def test_a_message_that_can_not_be_stored_is_refused_and_nothing_is_writte
 async def test_too_many_messages_at_once_are_refused(memory_system: System) -> None:
     with pytest.raises(InvalidInputError, match="10001 messages are over the limit of 10000"):
         await memory_system.publish_many([NewMessage(b"x")] * (MAX_MESSAGES_AT_ONCE + 1))
+
+
+async def test_too_many_bytes_at_once_are_refused(memory_system: System) -> None:
+    with pytest.raises(InvalidInputError, match="bytes are over the limit of 67108864 in one call"):
+        await memory_system.publish_many([NewMessage(bytes(60_000))] * 1_200)
+
+
+async def test_messages_that_are_no_list_are_refused(memory_system: System) -> None:
+    with pytest.raises(InvalidInputError, match="messages are a generator, not a list"):
+        await memory_system.publish_many(NewMessage(b"x") for _ in range(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("message_id", [-1, 2**63, "1", None])
+async def test_an_id_that_is_none_is_refused(memory_system: System, message_id: int) -> None:
+    with pytest.raises(InvalidInputError, match="message_id is"):
+        await memory_system.read(message_id)
+
+
+async def test_a_sequence_before_the_first_is_refused(memory_system: System) -> None:
+    with pytest.raises(InvalidInputError, match="from_sequence is -1"):
+        memory_system.scan_log(-1)
+
+
+@pytest.mark.parametrize("bad", [{"batch_rows": 0}, {"batch_bytes": 0}, {"linger_ms": -1}])
+def test_limits_that_make_no_sense_are_refused(bad: dict[str, int]) -> None:
+    with pytest.raises(InvalidInputError, match="a limit that is too small"):
+        CommitLimits(**bad)
 
 
 def test_a_threshold_over_the_formats_limit_is_refused() -> None:

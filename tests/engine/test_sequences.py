@@ -89,6 +89,13 @@ def test_a_shard_ends_at_its_last_number() -> None:
         sequences.next_block(1)
 
 
+def test_the_last_block_asks_for_no_other() -> None:
+    sequences = Sequences(SeqBlock(base_sequence=0, block_size=SHARD_SEQUENCES - 100))
+    sequences.block_is_durable(sequences.next_block(100))
+
+    assert not sequences.running_low
+
+
 def test_more_than_a_shard_has_left_is_refused() -> None:
     sequences = Sequences(SeqBlock(base_sequence=0, block_size=SHARD_SEQUENCES - 100))
 

@@ -20,7 +20,10 @@ from opendata_queue import (
     StoreUnavailableError,
 )
 from opendata_queue.store import Database, DatabaseReader, Objects, Rows
+from opendata_queue.store.batch_writer import write_rows
+from opendata_queue.store.durable_files import TreeSync
 from opendata_queue.store.translation import translated
+from tests.conftest import NewRoot
 
 SETTINGS = StoreSettings()
 
@@ -121,6 +124,107 @@ async def test_garbage_is_collected_while_the_database_is_open(tmp_path: Path) -
     await database.close()
 
 
+async def test_what_replaces_garbage_is_synced_before_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    for owner, name in (
+        (slatedb.Admin, "create_detached_checkpoint"),
+        (slatedb.Admin, "run_gc_once"),
+        (slatedb.Admin, "delete_checkpoint"),
+        (TreeSync, "sync_new_files"),
+    ):
+        note_calls(monkeypatch, owner, name, steps)
+    settings = StoreSettings(garbage_interval_ms=1)
+    database = await Database.open(Objects.open(f"file://{tmp_path}", settings), "db")
+    steps.clear()
+
+    async with asyncio.timeout(60):
+        while "delete_checkpoint" not in steps:
+            await asyncio.sleep(0)
+
+    assert steps[:4] == [
+        "create_detached_checkpoint", "sync_new_files", "run_gc_once", "delete_checkpoint"
+    ]  # fmt: skip
+    await database.close()
+
+
+def note_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, steps: list[str]) -> None:
+    real = getattr(owner, name)
+
+    def noted(*arguments: object) -> object:
+        steps.append(name)
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, name, noted)
+
+
+async def test_garbage_that_can_not_be_collected_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = 0
+
+    def fail(_: TreeSync) -> None:
+        nonlocal failures
+        failures += 1
+        raise OSError("a disk that hiccups")
+
+    settings = StoreSettings(garbage_interval_ms=1)
+    database = await Database.open(Objects.open(f"file://{tmp_path}", settings), "db")
+    monkeypatch.setattr(TreeSync, "sync_new_files", fail)
+    async with asyncio.timeout(60):
+        while failures < 2:
+            await asyncio.sleep(0)
+
+    await database.commit(rows_of((b"a", b"1")))
+    await database.close()
+
+    assert "a disk that hiccups" in caplog.text
+
+
+async def test_rows_that_are_not_durable_are_not_shown(root: str) -> None:
+    database = await Database.open(Objects.open(root, SETTINGS), "db")
+    await write_rows(database._db, rows_of((b"a", b"1")))
+
+    assert await database.get(b"a") is None
+    assert await collect(database, b"a", b"z") == []
+
+    await database.commit(rows_of((b"b", b"2")))
+    assert await database.get(b"a") == b"1"
+    await database.close()
+
+
+async def test_a_disk_cache_serves_reads_of_s3(new_s3_root: NewRoot, tmp_path: Path) -> None:
+    settings = StoreSettings(disk_cache_folder=tmp_path / "cache", block_cache_bytes=0)
+    objects = Objects.open(new_s3_root(), settings)
+    database = await Database.open(objects, "db")
+    await database.commit(rows_of((b"a", b"1")))
+    await database.close()
+    again = await Database.open(objects, "db")
+
+    assert await again.get(b"a") == b"1"
+
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    await again.close()
+
+
+async def test_closing_at_the_same_time_is_closing_once(root: str) -> None:
+    database = await Database.open(Objects.open(root, SETTINGS), "db")
+
+    await asyncio.gather(database.close(), database.close())
+
+    with pytest.raises(ClosedError):
+        await database.get(b"a")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"block_cache_bytes": -1}, {"outage_timeout_ms": 0}, {"memtable_bytes": 0}]
+)
+def test_settings_that_make_no_sense_are_refused(bad: dict[str, int]) -> None:
+    with pytest.raises(InvalidInputError, match=r"_bytes|timeouts"):
+        StoreSettings(**bad)  # type: ignore[arg-type]
+
+
 async def test_a_value_that_can_not_be_decoded_is_named_by_its_key(root: str) -> None:
     database = await Database.open(Objects.open(root, SETTINGS), "db")
 
@@ -130,7 +234,7 @@ async def test_a_value_that_can_not_be_decoded_is_named_by_its_key(root: str) ->
 
 
 async def test_a_database_that_is_not_there_can_not_be_read(root: str) -> None:
-    with pytest.raises(CorruptStoreError, match=r"could not read .*/nothing"):
+    with pytest.raises(StoreAccessError, match=r"could not read .*/nothing: there is no database"):
         await DatabaseReader.open(Objects.open(root, SETTINGS), "nothing")
 
 

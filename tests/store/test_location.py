@@ -27,9 +27,26 @@ def test_root_urls(url: str, kind: StoreKind, bucket: str, path: str, printed: s
     assert str(location) == printed
 
 
-def test_paths_are_joined_under_the_root() -> None:
-    assert Location.parse("s3://bucket/a").join("messages/00000") == "a/messages/00000"
-    assert Location.parse("s3://bucket").join("messages/00000") == "messages/00000"
+@pytest.mark.parametrize(
+    ("url", "key", "shown"),
+    [
+        ("s3://bucket/a", "a/x/y", "s3://bucket/a/x/y"),
+        ("s3://bucket", "x/y", "s3://bucket/x/y"),
+        ("file:///a", "x/y", "file:///a/x/y"),
+        ("memory:///a", "a/x/y", "memory:///a/x/y"),
+        ("memory:///", "x/y", "memory:///x/y"),
+    ],
+)
+def test_paths_are_joined_under_the_root(url: str, key: str, shown: str) -> None:
+    location = Location.parse(url)
+
+    assert location.join("x/y") == key
+    assert location.url_of("x/y") == shown
+
+
+def test_something_that_is_no_text_is_refused() -> None:
+    with pytest.raises(StoreAccessError, match="5 is not a URL"):
+        Location.parse(5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +64,9 @@ def test_paths_are_joined_under_the_root() -> None:
         ("s3://bucket/a//b", "empty, '.' or '..' segment"),
         ("s3://bucket/a?x=1", "has a query"),
         ("s3://bucket/a#x", "has a query or a fragment"),
+        ("s3://bucket/é", "has 'é' in its prefix"),
+        ("s3://bucket/a%25b", "has '%' in its prefix"),
+        ("file:///a%00b", "has a NUL"),
     ],
 )
 def test_other_urls_are_refused_and_the_reason_is_named(url: str, complaint: str) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from opendata_queue import StoreAccessError, StoreSettings, System
 from opendata_queue.store import Objects
+from opendata_queue.store.durable_files import WalSync
+from tests.conftest import NewRoot
 from tests.s3_server import S3Server
 
 SETTINGS = StoreSettings()
@@ -37,6 +39,47 @@ async def test_of_many_that_create_a_file_exactly_one_wins(root: str) -> None:
     assert await objects.read("epoch/1") == b"%d" % won.index(True)
     assert not await objects.create("epoch/1", b"late")
     assert await objects.create("epoch/2", b"next")
+
+
+@pytest.mark.parametrize("fault", ["fail_after", "drop_after"])
+async def test_one_wins_even_if_the_answer_is_lost(
+    s3_environment: S3Server, new_s3_root: NewRoot, fault: str
+) -> None:
+    objects = Objects.open(new_s3_root(), SETTINGS)
+    getattr(s3_environment, fault)(methods={"PUT"}, path_contains="epoch", times=1)
+
+    won = await asyncio.gather(*(objects.create("epoch/1", b"%d" % n) for n in range(4)))
+
+    assert won.count(True) == 1
+    assert await objects.read("epoch/1") == b"%d" % won.index(True)
+
+
+async def test_a_create_without_an_answer_is_settled_by_reading(
+    s3_environment: S3Server, new_s3_root: NewRoot
+) -> None:
+    settings = StoreSettings(request_timeout_ms=300, outage_timeout_ms=1_000)
+    objects = Objects.open(new_s3_root(), settings)
+    s3_environment.stall_after(methods={"PUT"}, path_contains="epoch", times=1)
+
+    assert await objects.create("epoch/1", b"mine")
+
+
+@pytest.mark.parametrize("name", ["é", "a b", "100%", "#1", "[x]", "日本"])
+async def test_a_folder_of_any_name_holds_a_whole_root(tmp_path: Path, name: str) -> None:
+    url = (tmp_path / name).as_uri()
+    async with await System.open(url) as system:
+        message_id = await system.publish(b"x" * 70_000)
+    async with await System.open(url) as system:
+        stored = await system.read(message_id)
+
+    assert stored is not None
+    assert stored.payload == b"x" * 70_000
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert {path.name for path in (tmp_path / name).iterdir()} == {
+        "system.json",
+        "messages",
+        "blobs",
+    }
 
 
 async def test_two_roots_do_not_see_each_other(root: str) -> None:
@@ -87,8 +130,42 @@ async def test_every_wal_file_of_a_commit_is_synced_before_it_is_acknowledged(
             assert {*wal.glob("*.sst"), wal} <= synced
 
     tree = wal.parent
+    assert {tree, tree.parent, tree.parent.parent} <= synced
     for folder in ("compacted", "manifest"):
         assert {*(tree / folder).iterdir(), tree / folder} <= synced
+
+
+async def test_a_file_that_somebody_else_made_is_synced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "epoch").write_bytes(b"theirs")
+    synced = watch_syncs(monkeypatch)
+
+    assert not await Objects.open(f"file://{tmp_path}", SETTINGS).create("epoch", b"ours")
+
+    assert tmp_path / "epoch" in synced
+
+
+def test_gaps_among_old_wal_files_do_not_stop_the_syncing_of_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = tmp_path / "wal"
+    wal.mkdir()
+    old = [wal / f"{number:020}.sst" for number in (1, 41, 42)]
+    for path in old:
+        path.write_bytes(b"old")
+    synced = watch_syncs(monkeypatch)
+    sync = WalSync(tmp_path)
+    assert {*old, wal} <= synced
+
+    new = wal / f"{43:020}.sst"
+    new.write_bytes(b"new")
+    sync.sync_commit()
+
+    assert new in synced
+    with pytest.raises(OSError, match="has made no WAL file"):
+        sync.sync_commit()
+    sync.close()
 
 
 def watch_syncs(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
@@ -144,7 +221,7 @@ async def test_a_read_only_folder_is_named(tmp_path: Path, existing: bool) -> No
         await (await System.open(url)).close()
     for place in (folder, *folder.rglob("*")):
         place.chmod(0o555 if place.is_dir() else 0o444)
-    for place in (tmp_path, *list(tmp_path.parents)[:-1]):
+    for place in (tmp_path, *list(tmp_path.parents)[:-1]):  # for the child that is not root
         place.chmod(place.stat().st_mode | 0o111)
     try:
         done = subprocess.run(
