@@ -67,9 +67,10 @@ class ActiveMessages(Record):
     in_flight: tuple[InFlightMessage, ...]
 
     def encode(self) -> bytes:
+        name = "ActiveMessages"
         return self.join(
-            [message.encode() for message in self.available],
-            [message.encode() for message in self.in_flight],
+            AvailableMessage.encode_each(self.available, record=name, field="available"),
+            InFlightMessage.encode_each(self.in_flight, record=name, field="in_flight"),
         )
 
     @staticmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from odq_encodings.arrays import join_array
+from odq_encodings.arrays import checked_elements, join_array
 from odq_encodings.key_prefix import RecordType
 from odq_encodings.reader import Reader
 from odq_encodings.record import MessageIdKey, Record
@@ -26,9 +26,10 @@ class Attempts(Record):
     consumer_ids: tuple[str, ...]
 
     def encode(self) -> bytes:
+        consumer_ids = checked_elements(self.consumer_ids, str, "Attempts", "consumer_ids")
         encoded = [
             encode_utf8(consumer_id, record="Attempts", field=f"consumer_ids[{index}]")
-            for index, consumer_id in enumerate(self.consumer_ids)
+            for index, consumer_id in enumerate(consumer_ids)
         ]
         return join_array(encoded, record="Attempts", field="consumer_ids")
 

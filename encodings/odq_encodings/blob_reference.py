@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
-from odq_encodings.errors import EncodingError
+from odq_encodings.errors import EncodingError, shown
+from odq_encodings.integer_record import IntegerRecord
 from odq_encodings.integers import IntegerRun
 from odq_encodings.key_prefix import RecordType
 from odq_encodings.reader import Reader
 from odq_encodings.record import Record
 
 BLOB_ID_BYTES: Final = 16
-
-_MESSAGE_ID = IntegerRun("<", message_id="Q")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +23,7 @@ class BlobReferenceKey(Record):
 
     def encode(self) -> bytes:
         if not isinstance(self.blob_id, bytes) or len(self.blob_id) != BLOB_ID_BYTES:
-            reason = f"{self.blob_id!r} is not {BLOB_ID_BYTES} bytes"
+            reason = f"{shown(self.blob_id)} is not {BLOB_ID_BYTES} bytes"
             raise EncodingError(reason, record="BlobReferenceKey", field="blob_id")
         return RecordType.BLOB_REFERENCE.prefix + self.blob_id
 
@@ -35,15 +34,9 @@ class BlobReferenceKey(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BlobReference(Record):
+class BlobReference(IntegerRecord):
     """Layout: message id ``u64`` little-endian."""
 
+    layout = IntegerRun("<", message_id="Q")
+
     message_id: int
-
-    def encode(self) -> bytes:
-        return _MESSAGE_ID.pack("BlobReference", self.message_id)
-
-    @classmethod
-    def read(cls, reader: Reader) -> Self:
-        (message_id,) = reader.integers(_MESSAGE_ID)
-        return cls(message_id=message_id)

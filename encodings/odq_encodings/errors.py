@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-_SHOWN_BYTES = 16
+import reprlib
+from typing import Final
+
+_SHOWN_BYTES: Final = 16
+_SHOWN_BITS: Final = 128
+_CUT: Final = reprlib.Repr()
+_CUT.maxstring = _CUT.maxother = 60
 
 
 class EncodingError(ValueError):
@@ -53,6 +59,20 @@ class EncodingError(ValueError):
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive pickling by themselves; Spark workers pickle.
         return _rebuild, (self.reason, self.record, self.field, self.offset, self.data)
+
+
+def shown(value: object) -> str:
+    """A value that a caller gave, for a message of bounded length."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        return _CUT.repr(value)
+    except Exception:  # of a __repr__ that is not ours
+        return f"a {type(value).__name__}"
+
+
+def size_of(count: int) -> str:
+    return "1 byte" if count == 1 else f"{count} bytes"
 
 
 def _rebuild(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, ClassVar, Self
 
 from odq_encodings.arrays import join_array
 from odq_encodings.integer_record import IntegerRecord
@@ -12,6 +12,29 @@ from odq_encodings.integers import IntegerRun
 from odq_encodings.key_prefix import RecordType
 from odq_encodings.reader import Reader
 from odq_encodings.record import QueueKey, Record
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedMessages(Record):
+    """``Array<element>``: what the records of done and of failed messages share."""
+
+    element: ClassVar[type[IntegerRecord]]
+
+    messages: tuple[Any, ...]
+
+    def encode(self) -> bytes:
+        name = type(self).__name__
+        return self.join(self.element.encode_each(self.messages, record=name, field="messages"))
+
+    @classmethod
+    def join(cls, messages: Collection[bytes]) -> bytes:
+        """The record made of entries that are encoded already (bulk path)."""
+        size = cls.element.layout.size
+        return join_array(messages, record=cls.__name__, field="messages", element_size=size)
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        return cls(messages=cls.element.read_array(reader, "messages"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,23 +59,12 @@ class DoneMessage(IntegerRecord):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DoneMessages(Record):
+class DoneMessages(FinishedMessages):
     """``Array<DoneMessage>``."""
 
+    element = DoneMessage
+
     messages: tuple[DoneMessage, ...]
-
-    def encode(self) -> bytes:
-        return self.join([message.encode() for message in self.messages])
-
-    @staticmethod
-    def join(messages: Collection[bytes]) -> bytes:
-        """The record made of entries that are encoded already (bulk path)."""
-        size = DoneMessage.layout.size
-        return join_array(messages, record="DoneMessages", field="messages", element_size=size)
-
-    @classmethod
-    def read(cls, reader: Reader) -> Self:
-        return cls(messages=DoneMessage.read_array(reader, "messages"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,20 +89,9 @@ class FailedMessage(IntegerRecord):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FailedMessages(Record):
+class FailedMessages(FinishedMessages):
     """``Array<FailedMessage>``."""
 
+    element = FailedMessage
+
     messages: tuple[FailedMessage, ...]
-
-    def encode(self) -> bytes:
-        return self.join([message.encode() for message in self.messages])
-
-    @staticmethod
-    def join(messages: Collection[bytes]) -> bytes:
-        """The record made of entries that are encoded already (bulk path)."""
-        size = FailedMessage.layout.size
-        return join_array(messages, record="FailedMessages", field="messages", element_size=size)
-
-    @classmethod
-    def read(cls, reader: Reader) -> Self:
-        return cls(messages=FailedMessage.read_array(reader, "messages"))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 from odq_encodings.errors import EncodingError
 from odq_encodings.integers import IntegerRun
-from odq_encodings.reader import Reader
+from odq_encodings.reader import COUNT_BYTES, Reader
 from odq_encodings.record import Record
 from odq_encodings.rows import row_kind
+
+_ORDERS: Final[dict[str, tuple[str, Literal["little", "big"]]]] = {
+    "<": ("LE", "little"),
+    ">": ("BE", "big"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,9 +31,13 @@ class InspectedField:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """The fields that could be read, and what stopped the reading, if anything did."""
+    """The fields that could be read, and what stopped the reading, if anything did.
+
+    ``title`` says what kind of row it is from, if a key told.
+    """
 
     record: str
+    title: str
     fields: tuple[InspectedField, ...]
     error: EncodingError | None
 
@@ -38,18 +47,18 @@ def inspect_key(key: bytes) -> Inspection:
     try:
         kind = row_kind(key)
     except EncodingError as error:
-        return Inspection(record="key", fields=(), error=error)
-    return _inspect(kind.key.__name__, key, kind.key.read)
+        return Inspection(record="key", title="", fields=(), error=error)
+    return _inspect(kind.key.__name__, key, kind.key.read, kind.title)
 
 
-def inspect_row(key: bytes, value: bytes) -> tuple[Inspection, Inspection]:
-    """The fields of a row's key and value; a value of a key that is not known is not read."""
+def inspect_row(key: bytes, value: bytes) -> tuple[Inspection, ...]:
+    """The fields of a row's key and value; of its key alone if that doesn't tell what it is."""
     of_key = inspect_key(key)
     try:
         kind = row_kind(key)
-    except EncodingError as error:
-        return of_key, Inspection(record="value", fields=(), error=error)
-    return of_key, _inspect(kind.value_name, value, kind.read_value)
+    except EncodingError:
+        return (of_key,)
+    return of_key, _inspect(kind.value_name, value, kind.read_value, kind.title)
 
 
 def inspect_record(record: type[Record], data: bytes) -> Inspection:
@@ -57,7 +66,9 @@ def inspect_record(record: type[Record], data: bytes) -> Inspection:
     return _inspect(record.__name__, data, record.read)
 
 
-def _inspect(name: str, data: bytes, read: Callable[[Reader], Record]) -> Inspection:
+def _inspect(
+    name: str, data: bytes, read: Callable[[Reader], Record], title: str = ""
+) -> Inspection:
     reader = TracingReader(name, data)
     failure: EncodingError | None = None
     try:
@@ -65,11 +76,11 @@ def _inspect(name: str, data: bytes, read: Callable[[Reader], Record]) -> Inspec
         reader.finish()
     except EncodingError as error:
         failure = error
-    return Inspection(record=name, fields=tuple(reader.fields), error=failure)
+    return Inspection(record=name, title=title, fields=tuple(reader.fields), error=failure)
 
 
 class TracingReader(Reader):
-    """A reader that notes each field it has read."""
+    """A reader that notes each field it has read, and of a run that is cut those before the cut."""
 
     __slots__ = ("fields",)
 
@@ -79,20 +90,32 @@ class TracingReader(Reader):
 
     def integers(self, run: IntegerRun, path: str = "") -> tuple[Any, ...]:
         start = self.offset
-        values = super().integers(run, path)
-        self._note_run(run, path, start, values)
+        try:
+            return super().integers(run, path)
+        finally:
+            self._note_run(run, path, start)
+
+    def sortable(self, run: IntegerRun) -> tuple[Any, ...]:
+        first = len(self.fields)
+        values = super().sortable(run)
+        noted = self.fields[first]
+        self.fields[first] = replace(noted, type_name="i64 BE flipped", value=values[0])
         return values
 
     def elements(self, run: IntegerRun, field: str) -> memoryview:
-        elements = super().elements(run, field)
-        start = self.offset - len(elements)
-        for index, values in enumerate(run.struct.iter_unpack(elements)):
-            self._note_run(run, f"{field}[{index}].", start + index * run.size, values)
+        start = self.offset + COUNT_BYTES
+        try:
+            elements = super().elements(run, field)
+        except EncodingError:
+            # The offset is that of the element that is cut.
+            self._note_elements(run, field, start, self.offset + run.size)
+            raise
+        self._note_elements(run, field, start, self.offset)
         return elements
 
     def count(self, field: str) -> int:
         count = super().count(field)
-        self._note(f"{field}.count", "u16 LE", self.offset - 2, count)
+        self._note(f"{field}.count", "u16 LE", self.offset - COUNT_BYTES, count)
         return count
 
     def fixed_octets(self, size: int, field: str) -> bytes:
@@ -113,12 +136,20 @@ class TracingReader(Reader):
         self._note(field, "TerminatedBytes", start, raw)
         return raw
 
-    def _note_run(self, run: IntegerRun, path: str, start: int, values: tuple[Any, ...]) -> None:
-        order = "LE" if run.order == "<" else "BE"
-        for field, value in zip(run.fields, values, strict=True):
-            type_name = field.type_name if field.size == 1 else f"{field.type_name} {order}"
+    def _note_elements(self, run: IntegerRun, field: str, start: int, end: int) -> None:
+        for index, offset in enumerate(range(start, end, run.size)):
+            self._note_run(run, f"{field}[{index}].", offset)
+
+    def _note_run(self, run: IntegerRun, path: str, start: int) -> None:
+        """Note the fields of a run, up to the end of the data."""
+        suffix, order = _ORDERS[run.order]
+        for field in run.fields:
             offset = start + field.offset
             data = self.data[offset : offset + field.size]
+            if len(data) < field.size:
+                return
+            type_name = field.type_name if field.size == 1 else f"{field.type_name} {suffix}"
+            value = int.from_bytes(data, order, signed=field.signed)
             self.fields.append(
                 InspectedField(
                     name=path + field.name,

@@ -1,13 +1,13 @@
-"""Records made of integers only: the elements of a queue's arrays, and ``SeqBlock``."""
+"""Records made of integers only: the elements of a queue's arrays, and some values."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
 from itertools import chain, repeat
-from operator import attrgetter
 from typing import Any, ClassVar, Self
 
+from odq_encodings.arrays import checked_elements
 from odq_encodings.integers import IntegerRun
 from odq_encodings.reader import Reader
 from odq_encodings.record import Record
@@ -21,14 +21,17 @@ class IntegerRecord(Record):
     layout: ClassVar[IntegerRun]
 
     def encode(self) -> bytes:
-        layout = self.layout
-        values = attrgetter(*layout.names)(self)
-        return layout.pack(type(self).__name__, *values)
+        return self.layout.pack_fields(self)
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
         values = reader.integers(cls.layout)
         return cls(**dict(zip(cls.layout.names, values, strict=True)))
+
+    @classmethod
+    def encode_each(cls, elements: Iterable[Self], *, record: str, field: str) -> list[bytes]:
+        """The elements of an ``Array`` of these, each by itself."""
+        return [element.encode() for element in checked_elements(elements, cls, record, field)]
 
     @classmethod
     def read_array(cls, reader: Reader, field: str) -> tuple[Self, ...]:

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Self
 
-from odq_encodings.errors import EncodingError
+from odq_encodings.arrays import checked_elements
+from odq_encodings.errors import EncodingError, shown
 from odq_encodings.integers import IntegerRun
 from odq_encodings.key_prefix import RecordType
 from odq_encodings.reader import Reader
@@ -45,7 +46,7 @@ class MetadataLogKey(Record):
     instance: str | None = None
 
     def encode(self) -> bytes:
-        return encode_metadata_log_key(self.sequence, metadata_log_prefix(self.instance))
+        return metadata_log_prefix(self.instance) + _SEQUENCE.pack_fields(self)
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
@@ -73,7 +74,7 @@ _DEFAULT_PREFIX: Final = metadata_log_prefix()
 
 def encode_metadata_log_key(sequence: int, prefix: bytes = _DEFAULT_PREFIX) -> bytes:
     """A ``MetadataLogKey`` without the object (bulk path)."""
-    return prefix + _SEQUENCE.pack("MetadataLogKey", sequence)
+    return prefix + _SEQUENCE.pack_trusted("MetadataLogKey", sequence)
 
 
 def _instance_of(reader: Reader) -> str | None:
@@ -84,7 +85,7 @@ def _instance_of(reader: Reader) -> str | None:
     instance = name.removeprefix(METADATA_LOG_NAME + "/")
     if instance == name or not instance:
         wanted = f"{METADATA_LOG_NAME}[/instance]"
-        raise reader.error(f"log name {name!r} is not {wanted}", "log_name", start)
+        raise reader.error(f"log name {shown(name)} is not {wanted}", "log_name", start)
     return instance
 
 
@@ -105,15 +106,19 @@ class MessageMetadata(Record):
     headers: tuple[tuple[str, str], ...]
 
     def encode(self) -> bytes:
-        return encode_message_metadata(
+        headers = encode_headers(
+            checked_elements(self.headers, tuple, "MessageMetadata", "headers")
+        )
+        fixed_part = _FIXED_PART.pack(
+            "MessageMetadata",
             self.message_id,
             self.created_at,
             self.received_at,
             self.visible_at,
             self.retention_seconds,
             len(self.headers),
-            encode_headers(self.headers),
         )
+        return fixed_part + headers
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
@@ -143,7 +148,7 @@ def encode_message_metadata(
     headers: bytes,
 ) -> bytes:
     """A ``MessageMetadata`` without the object, its headers encoded already (bulk path)."""
-    fixed_part = _FIXED_PART.pack(
+    fixed_part = _FIXED_PART.pack_trusted(
         "MessageMetadata",
         message_id,
         created_at,
@@ -156,29 +161,48 @@ def encode_message_metadata(
 
 
 def encode_headers(headers: Collection[tuple[str, str]]) -> bytes:
-    """The end of a metadata value: the headers back to back, without their count."""
-    if len(headers) > MAX_HEADERS:
-        reason = f"{len(headers)} headers are over the limit of {MAX_HEADERS}"
-        raise EncodingError(reason, record="MessageMetadata", field="headers")
+    """The end of a metadata value: the headers back to back, without their count.
+
+    A pair is a ``tuple``, and nothing but text has ``str.encode``.
+    """
     parts: list[bytes] = []
     try:
-        for key, value in headers:
-            raw_key, raw_value = key.encode(), value.encode()
+        count = len(headers)
+        for pair in headers:
+            if type(pair) is not tuple:
+                return _encode_headers_by_name(headers)
+            key, value = pair
+            raw_key, raw_value = str.encode(key), str.encode(value)
             parts += (
                 len(raw_key).to_bytes(2, "little"),
                 raw_key,
                 len(raw_value).to_bytes(2, "little"),
                 raw_value,
             )
-    except (AttributeError, UnicodeEncodeError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         return _encode_headers_by_name(headers)
+    if count > MAX_HEADERS:
+        raise _too_many(count)
     return b"".join(parts)
 
 
 def _encode_headers_by_name(headers: Collection[tuple[str, str]]) -> bytes:
     """The same with the name of every field at hand, for the error that is about to be raised."""
+    if not isinstance(headers, Collection):
+        reason = f"{shown(headers)} is no collection of headers"
+        raise EncodingError(reason, record="MessageMetadata", field="headers")
+    if len(headers) > MAX_HEADERS:
+        raise _too_many(len(headers))
     parts = []
-    for (key, value), (key_field, value_field) in zip(headers, _HEADER_FIELDS, strict=False):
-        parts.append(encode_utf8(key, record="MessageMetadata", field=key_field))
-        parts.append(encode_utf8(value, record="MessageMetadata", field=value_field))
+    for index, pair in enumerate(headers):
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            reason = f"{shown(pair)} is no pair of key and value"
+            raise EncodingError(reason, record="MessageMetadata", field=f"headers[{index}]")
+        for text, field in zip(pair, _HEADER_FIELDS[index], strict=True):
+            parts.append(encode_utf8(text, record="MessageMetadata", field=field))
     return b"".join(parts)
+
+
+def _too_many(count: int) -> EncodingError:
+    reason = f"{count} headers are over the limit of {MAX_HEADERS}"
+    return EncodingError(reason, record="MessageMetadata", field="headers")

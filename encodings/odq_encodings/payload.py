@@ -21,8 +21,14 @@ _KIND = IntegerRun("<", kind="B")
 
 
 class PayloadKind(enum.IntEnum):
+    """The first byte of a payload."""
+
     INLINE = 0x01
     URI = 0x02
+
+
+_INLINE = bytes((PayloadKind.INLINE,))
+_URI = bytes((PayloadKind.URI,))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +60,7 @@ class UriPayload(Record):
     uri: str
 
     def encode(self) -> bytes:
-        return b"\x02" + encode_utf8(self.uri, record="UriPayload", field="uri")
+        return _URI + encode_utf8(self.uri, record="UriPayload", field="uri")
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
@@ -67,12 +73,12 @@ def encode_inline_payload(data: bytes) -> bytes:
     if not isinstance(data, bytes):
         reason = f"{type(data).__name__} is not bytes"
         raise EncodingError(reason, record="InlinePayload", field="data")
-    return b"\x01" + encode_count(len(data), record="InlinePayload", field="data") + data
+    return _INLINE + encode_count(len(data), record="InlinePayload", field="data") + data
 
 
 def encode_payload_key(message_id: int) -> bytes:
     """``PayloadKey(message_id=message_id).encode()`` without the object (bulk path)."""
-    return _KEY_PREFIX + MESSAGE_ID_KEY.pack("PayloadKey", message_id)
+    return _KEY_PREFIX + MESSAGE_ID_KEY.pack_trusted("PayloadKey", message_id)
 
 
 def _expect_kind(reader: Reader, expected: PayloadKind) -> None:
@@ -84,7 +90,7 @@ def _expect_kind(reader: Reader, expected: PayloadKind) -> None:
 
 def read_payload(reader: Reader) -> InlinePayload | UriPayload:
     """A payload of either kind, told by its first byte."""
-    if reader.data[:1] == b"\x02":
+    if reader.data[:1] == _URI:
         return UriPayload.read(reader)
     return InlinePayload.read(reader)
 

@@ -12,8 +12,6 @@ from odq_encodings.reader import Reader
 from odq_encodings.record import QueueKey, Record
 
 _SHARD: Final = IntegerRun(">", shard="I")
-_SEQUENCE: Final = IntegerRun("<", next_sequence="Q")
-_TIME: Final = IntegerRun("<", now="q")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +21,7 @@ class CursorKey(Record):
     shard: int
 
     def encode(self) -> bytes:
-        return RecordType.CURSOR.prefix + _SHARD.pack("CursorKey", self.shard)
+        return RecordType.CURSOR.prefix + _SHARD.pack_fields(self)
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
@@ -33,18 +31,12 @@ class CursorKey(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cursor(Record):
+class Cursor(IntegerRecord):
     """The log of a shard is routed up to, not including, this sequence: ``u64`` little-endian."""
 
+    layout = IntegerRun("<", next_sequence="Q")
+
     next_sequence: int
-
-    def encode(self) -> bytes:
-        return _SEQUENCE.pack("Cursor", self.next_sequence)
-
-    @classmethod
-    def read(cls, reader: Reader) -> Self:
-        (next_sequence,) = reader.integers(_SEQUENCE)
-        return cls(next_sequence=next_sequence)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,15 +74,9 @@ class ClockKey(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClockMark(Record):
+class ClockMark(IntegerRecord):
     """The latest time that a commit has seen: ``i64`` little-endian."""
 
+    layout = IntegerRun("<", now="q")
+
     now: int
-
-    def encode(self) -> bytes:
-        return _TIME.pack("ClockMark", self.now)
-
-    @classmethod
-    def read(cls, reader: Reader) -> Self:
-        (now,) = reader.integers(_TIME)
-        return cls(now=now)

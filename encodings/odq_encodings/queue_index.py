@@ -12,7 +12,7 @@ from odq_encodings.reader import Reader
 from odq_encodings.record import QueueKey, Record
 from odq_encodings.utf8 import encode_utf8
 
-_SIGN: Final = 1 << 63
+_FLIPPED: Final = IntegerRun(">", visible_at="Q", message_id="Q")
 _FAILURE_COUNTS: Final = IntegerRun(
     "<", bucket="Q", failed_at="q", attempts="H", priority="B", retention_deadline="q"
 )
@@ -48,7 +48,7 @@ class ScheduleKey(QueueKey):
     """
 
     record_type = RecordType.SCHEDULE
-    suffix = IntegerRun(">", visible_at="Q", message_id="Q")
+    suffix = IntegerRun(">", visible_at="q", message_id="Q")
 
     visible_at: int
     message_id: int
@@ -60,13 +60,14 @@ class ScheduleKey(QueueKey):
     def read(cls, reader: Reader) -> Self:
         reader.key_prefix(cls.record_type)
         queue_id = reader.terminated_bytes("queue_id")
-        flipped, message_id = reader.integers(cls.suffix)
-        return cls(queue_id=queue_id, visible_at=flipped - _SIGN, message_id=message_id)
+        visible_at, message_id = reader.sortable(_FLIPPED)
+        return cls(queue_id=queue_id, visible_at=visible_at, message_id=message_id)
 
 
 def encode_due(visible_at: int, message_id: int = 0) -> bytes:
     """The end of a schedule key; alone with a time, a bound for scans."""
-    return ScheduleKey.suffix.pack("ScheduleKey", visible_at + _SIGN, message_id)
+    due = ScheduleKey.suffix.pack("ScheduleKey", visible_at, message_id)
+    return bytes((due[0] ^ 0x80,)) + due[1:]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,9 +130,8 @@ class Failure(Record):
     error: str
 
     def encode(self) -> bytes:
-        counts = [getattr(self, name) for name in _FAILURE_COUNTS.names]
         return (
-            _FAILURE_COUNTS.pack("Failure", *counts)
+            _FAILURE_COUNTS.pack_fields(self)
             + encode_utf8(self.consumer, record="Failure", field="consumer")
             + encode_utf8(self.error, record="Failure", field="error")
         )

@@ -109,11 +109,9 @@ class QueueCounters(Record):
     backlog: tuple[BacklogCount, ...]
 
     def encode(self) -> bytes:
-        counts = [getattr(self, name) for name in _COUNTS.names]
-        backlog = [count.encode() for count in self.backlog]
-        return _COUNTS.pack("QueueCounters", *counts) + join_array(
-            backlog, record="QueueCounters", field="backlog"
-        )
+        name = "QueueCounters"
+        backlog = BacklogCount.encode_each(self.backlog, record=name, field="backlog")
+        return _COUNTS.pack_fields(self) + join_array(backlog, record=name, field="backlog")
 
     @classmethod
     def read(cls, reader: Reader) -> Self:

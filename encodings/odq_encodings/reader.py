@@ -7,14 +7,19 @@ A record describes its layout a single time, as calls on a reader in the order o
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Final
 
-from odq_encodings.errors import EncodingError
+from odq_encodings.errors import EncodingError, shown, size_of
 from odq_encodings.integers import IntegerRun
 from odq_encodings.key_prefix import MAX_KEY_BYTES, VERSION, RecordType
-from odq_encodings.terminated_bytes import BadTerminatedBytes, split_terminated_bytes
+from odq_encodings.terminated_bytes import (
+    BadTerminatedBytes,
+    encode_terminated_bytes,
+    split_terminated_bytes,
+)
 
-_COUNT = IntegerRun("<", count="H")
+COUNT_BYTES: Final = 2
+_I64_SIGN: Final = 1 << 63
 _PREFIX = IntegerRun(">", version="B", type="B")
 
 
@@ -25,7 +30,7 @@ class Reader:
 
     def __init__(self, record: str, data: bytes) -> None:
         self.record = record
-        self.data = data
+        self.data = data if type(data) is bytes else _as_bytes(record, data)
         self.offset = 0
 
     def integers(self, run: IntegerRun, path: str = "") -> tuple[Any, ...]:
@@ -36,6 +41,11 @@ class Reader:
             raise self._truncated_run(run, path) from None
         self.offset += run.size
         return values
+
+    def sortable(self, run: IntegerRun) -> tuple[Any, ...]:
+        """The integers of ``run``, the first an ``i64`` that is stored with its top bit flipped."""
+        flipped, *others = self.integers(run)
+        return flipped - _I64_SIGN, *others
 
     def elements(self, run: IntegerRun, field: str) -> memoryview:
         """The elements of an ``Array<T>``, each a ``run``, back to back and not yet unpacked."""
@@ -51,9 +61,9 @@ class Reader:
     def count(self, field: str) -> int:
         """The ``u16`` in front of an array or a text."""
         data, start = self.data, self.offset
-        if start + 2 > len(data):
-            raise self._truncated(field, start, _COUNT.size)
-        self.offset = start + 2
+        if start + COUNT_BYTES > len(data):
+            raise self._truncated(field, start, COUNT_BYTES)
+        self.offset = start + COUNT_BYTES
         return data[start] | data[start + 1] << 8
 
     def octets(self, field: str) -> bytes:
@@ -82,7 +92,9 @@ class Reader:
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise self.error(f"invalid UTF-8: {error.reason}", field, start) from None
+            before = encode_terminated_bytes(raw[: error.start])
+            offset = start + len(before) - 1
+            raise self.error(f"invalid UTF-8: {error.reason}", field, offset) from None
 
     def fixed_octets(self, size: int, field: str) -> bytes:
         """Bytes of a fixed number."""
@@ -108,7 +120,8 @@ class Reader:
     def finish(self) -> None:
         left = len(self.data) - self.offset
         if left:
-            raise self.error(f"{left} bytes are left over after the record", None, self.offset)
+            reason = f"{size_of(left)} left over after the record"
+            raise self.error(reason, None, self.offset)
 
     def error(self, reason: str, field: str | None, offset: int) -> EncodingError:
         return EncodingError(reason, record=self.record, field=field, offset=offset, data=self.data)
@@ -120,4 +133,13 @@ class Reader:
 
     def _truncated(self, field: str, offset: int, needed: int) -> EncodingError:
         left = len(self.data) - offset
-        return self.error(f"needs {needed} bytes, {left} left", field, offset)
+        return self.error(f"needs {size_of(needed)}, {left} left", field, offset)
+
+
+def _as_bytes(record: str, data: object) -> bytes:
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise EncodingError(f"{shown(data)} is not bytes", record=record)
+    try:
+        return bytes(data)
+    except ValueError as error:  # a memoryview that was released
+        raise EncodingError(str(error), record=record) from error

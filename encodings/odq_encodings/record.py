@@ -31,7 +31,10 @@ class Record(ABC):
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """The record that ``data`` holds, all of it; ``EncodingError`` if it holds none."""
+        """The record that ``data`` holds, all of it; ``EncodingError`` if it holds none.
+
+        A ``bytearray`` or a ``memoryview`` is copied first.
+        """
         reader = Reader(cls.__name__, data)
         record = cls.read(reader)
         reader.finish()
@@ -71,15 +74,13 @@ class QueueKey(Record):
     queue_id: bytes
 
     def encode(self) -> bytes:
-        values = [getattr(self, name) for name in self.suffix.names]
-        return self.prefix(self.queue_id) + self.suffix.pack(type(self).__name__, *values)
+        return self.prefix(self.queue_id) + self.suffix.pack_fields(self)
 
     @classmethod
     def prefix(cls, queue_id: bytes) -> bytes:
         """What all keys of this type and queue start with: everything but the suffix."""
-        if not isinstance(queue_id, bytes):
-            raise EncodingError(f"{queue_id!r} is not bytes", record=cls.__name__, field="queue_id")
-        start = bytes((cls.key_version, cls.record_type)) + encode_terminated_bytes(queue_id)
+        escaped = encode_terminated_bytes(queue_id, record=cls.__name__, field="queue_id")
+        start = bytes((cls.key_version, cls.record_type)) + escaped
         checked_key_size(start + bytes(cls.suffix.size), record=cls.__name__, field="queue_id")
         return start
 

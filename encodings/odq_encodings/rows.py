@@ -100,6 +100,7 @@ def row_kind(key: bytes) -> RowKind:
     Raises ``EncodingError`` for a version or a type that is not known.
     """
     reader = Reader("key", key)
+    key = reader.data
     if len(key) < 2:
         raise reader.error(f"needs 2 bytes of version and type, {len(key)} left", None, 0)
     if key[0] == SEALED_VERSION and key[1] in _SEALED_BY_TYPE:

@@ -48,8 +48,10 @@ class SeqBlock(IntegerRecord):
 
     def encode(self) -> bytes:
         block = IntegerRecord.encode(self)
-        if self.end > _U64_MAX:
-            raise EncodingError(_past_the_end(self.end), record="SeqBlock", field="block_size")
+        # What was packed, and not what a subclass of int may say that its sum is.
+        end = sum(self.layout.struct.unpack(block))
+        if end > _U64_MAX:
+            raise EncodingError(_past_the_end(end), record="SeqBlock", field="block_size")
         return block
 
     @classmethod

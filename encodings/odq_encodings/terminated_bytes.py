@@ -10,14 +10,20 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from odq_encodings.errors import EncodingError, shown
+
 TERMINATOR: Final = b"\x00"
 
 _ESCAPED: Final = re.compile(rb"\x01.?", re.DOTALL)
 _UNESCAPED: Final = {b"\x01\x01": b"\x00", b"\x01\x02": b"\x01", b"\x01\x03": b"\xff"}
 
 
-def encode_terminated_bytes(raw: bytes) -> bytes:
-    """Escape ``raw`` and terminate it."""
+def encode_terminated_bytes(
+    raw: bytes, *, record: str = "TerminatedBytes", field: str = "raw"
+) -> bytes:
+    """Escape ``raw`` and terminate it; ``record`` and ``field`` are named if it is not bytes."""
+    if not isinstance(raw, bytes):
+        raise EncodingError(f"{shown(raw)} is not bytes", record=record, field=field)
     escaped = raw.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01")
     return escaped.replace(b"\xff", b"\x01\x03") + TERMINATOR
 

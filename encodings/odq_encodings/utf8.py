@@ -5,7 +5,7 @@ Layout: length in bytes ``u16`` little-endian, then that many bytes of UTF-8.
 
 from __future__ import annotations
 
-from odq_encodings.errors import EncodingError
+from odq_encodings.errors import EncodingError, shown
 from odq_encodings.integers import U16_MAX
 
 
@@ -22,9 +22,9 @@ def encode_utf8(text: str, *, record: str = "Utf8", field: str = "text") -> byte
 def encode_text(text: str, *, record: str, field: str) -> bytes:
     """The bare UTF-8 bytes of ``text``, without a length."""
     if not isinstance(text, str):
-        raise EncodingError(f"{text!r} is no text", record=record, field=field)
+        raise EncodingError(f"{shown(text)} is no text", record=record, field=field)
     try:
-        return text.encode()
+        return str.encode(text)
     except UnicodeEncodeError as error:
         reason = f"character {error.start} ({text[error.start]!r}) has no UTF-8"
         raise EncodingError(reason, record=record, field=field) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Annotated
 
 import typer
@@ -40,4 +42,7 @@ def _options(
 
 def main() -> None:
     """Entry point of the console script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that is not UTF-8 gets a ? here and there instead of a traceback.
+        sys.stdout.reconfigure(errors="replace")
     app()

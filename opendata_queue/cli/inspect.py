@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +18,7 @@ import odq_encodings
 from odq_encodings import (
     InspectedField,
     Inspection,
+    PayloadKind,
     Record,
     inspect_key,
     inspect_record,
@@ -29,6 +31,14 @@ app = typer.Typer(
 
 _SHOWN_FIELDS: Final = 120
 _SHOWN_BYTES: Final = 16
+_SHOWN_CHARACTERS: Final = 80
+# A narrower terminal gets bytes without spaces, and then lines instead of a table.
+_WIDE_COLUMNS: Final = 100
+_TABLE_COLUMNS: Final = 60
+_PAYLOAD_KINDS: Final[dict[int, str]] = {
+    PayloadKind.INLINE: "inline bytes",
+    PayloadKind.URI: "URI",
+}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _RECORDS: Final[dict[str, type[Record]]] = {
     name: found
@@ -56,6 +66,8 @@ def inspect_hex(
 
     Example: odq inspect hex 01010000000000000102 0102006869
     """
+    if key == value == "-":
+        raise typer.BadParameter("only one of KEY and VALUE can be -, for there is one input")
     _show(inspect_row(_bytes_of(key, "KEY"), _bytes_of(value, "VALUE")), as_json, show_all)
 
 
@@ -86,10 +98,11 @@ def inspect_only_value(
 
 
 def _bytes_of(text: str, name: str) -> bytes:
-    """Hex as people paste it: with spaces, colons, underscores, dots or 0x."""
+    """Hex as people paste it: with spaces, commas, colons, underscores, dots, or 0x in front."""
     if text == "-":
-        text = sys.stdin.read()
-    digits = re.sub(r"0x|[\s:_·]", "", text, flags=re.IGNORECASE)
+        text = _standard_input(name)
+    groups = re.split(r"[\s,:_·\ufeff]+", text)
+    digits = "".join(group.removeprefix("0x").removeprefix("0X") for group in groups)
     wrong = re.search(r"[^0-9a-fA-F]", digits)
     if wrong:
         place = f"{wrong.group()!r} is no hex digit (digit {wrong.start() + 1})"
@@ -101,41 +114,68 @@ def _bytes_of(text: str, name: str) -> bytes:
     return bytes.fromhex(digits)
 
 
+def _standard_input(name: str) -> str:
+    if sys.stdin is None:
+        raise typer.BadParameter("standard input is closed", param_hint=name)
+    return sys.stdin.buffer.read().decode(errors="replace")
+
+
 def _show(inspections: tuple[Inspection, ...], as_json: bool, show_all: bool) -> None:
     if as_json:
         typer.echo(json.dumps([_as_json(inspection) for inspection in inspections], indent=2))
     else:
         console = Console()
         for inspection in inspections:
-            _print_table(console, inspection, None if show_all else _SHOWN_FIELDS)
+            _print(console, inspection, show_all)
     if any(inspection.error for inspection in inspections):
         raise typer.Exit(1)
 
 
-def _print_table(console: Console, inspection: Inspection, limit: int | None) -> None:
-    if inspection.fields:
-        table = Table(title=inspection.record, title_justify="left", title_style="bold")
-        table.add_column("offset", justify="right", style="cyan")
-        table.add_column("bytes", style="dim", overflow="fold")
-        table.add_column("field", overflow="fold")
-        table.add_column("type", style="magenta")
-        table.add_column("value", overflow="fold")
-        table.add_column("meaning", style="green", overflow="fold")
-        for field in inspection.fields[:limit]:
-            table.add_row(
-                str(field.offset),
-                _hex(field.data),
-                Text(field.name),
-                field.type_name,
-                Text(_value(field)),
-                Text(_meaning(field)),
-            )
-        console.print(table)
-    if limit is not None and len(inspection.fields) > limit:
-        left = len(inspection.fields) - limit
+def _print(console: Console, inspection: Inspection, show_all: bool) -> None:
+    fields = inspection.fields if show_all else inspection.fields[:_SHOWN_FIELDS]
+    left = len(inspection.fields) - len(fields)
+    if console.width < _TABLE_COLUMNS or len(fields) > _SHOWN_FIELDS:
+        _print_lines(inspection, fields)
+    elif fields:
+        console.print(_table(inspection, fields, wide=console.width >= _WIDE_COLUMNS))
+    if left:
         console.print(f"… and {left} more fields; --all shows them")
     if inspection.error:
         console.print(Text(f"✗ broken: {inspection.error}", style="bold red"))
+
+
+def _print_lines(inspection: Inspection, fields: tuple[InspectedField, ...]) -> None:
+    """A line for each field, printed as it is made: a table is laid out as a whole."""
+    print(inspection.record)
+    for field in fields:
+        meaning = _meaning(field, inspection)
+        note = f" ({meaning})" if meaning else ""
+        where = f"{field.offset}  {field.name} {field.type_name}"
+        print(f"{where}  {_hex(field.data)} = {_value(field)}{note}")
+
+
+def _table(inspection: Inspection, fields: tuple[InspectedField, ...], *, wide: bool) -> Table:
+    table = Table(
+        title=inspection.record,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    table.add_column("at", justify="right", style="cyan", no_wrap=True)
+    table.add_column("bytes", style="dim", overflow="fold", max_width=None if wide else 8)
+    table.add_column("field", overflow="fold")
+    table.add_column("type", style="magenta", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    meanings = [_meaning(field, inspection) for field in fields]
+    if any(meanings):
+        table.add_column("meaning", style="green", no_wrap=True, overflow="fold")
+    for field, meaning in zip(fields, meanings, strict=True):
+        shown_bytes = _hex(field.data, " " if wide else "")
+        cells = [str(field.offset), shown_bytes, field.name, field.type_name, _value(field)]
+        table.add_row(*map(Text, [*cells, meaning][: len(table.columns)]))
+    return table
 
 
 def _as_json(inspection: Inspection) -> dict[str, object]:
@@ -150,7 +190,7 @@ def _as_json(inspection: Inspection) -> dict[str, object]:
                 "type": field.type_name,
                 # Decimal strings: 64-bit numbers do not survive every JSON reader.
                 "value": field.value.hex() if isinstance(field.value, bytes) else str(field.value),
-                "meaning": _meaning(field),
+                "meaning": _meaning(field, inspection),
             }
             for field in inspection.fields
         ],
@@ -160,8 +200,8 @@ def _as_json(inspection: Inspection) -> dict[str, object]:
     }
 
 
-def _hex(data: bytes) -> str:
-    shown = data[:_SHOWN_BYTES].hex(" ")
+def _hex(data: bytes, between: str = " ") -> str:
+    shown = data[:_SHOWN_BYTES].hex(between) if between else data[:_SHOWN_BYTES].hex()
     return shown if len(data) <= _SHOWN_BYTES else f"{shown} … ({len(data)} bytes)"
 
 
@@ -169,10 +209,10 @@ def _value(field: InspectedField) -> str:
     if isinstance(field.value, int):
         return str(field.value)
     text = repr(field.value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
-def _meaning(field: InspectedField) -> str:
+def _meaning(field: InspectedField, inspection: Inspection) -> str:
     """What a person would want to know beyond the number."""
     name, value = field.name.rpartition(".")[2], field.value
     if not isinstance(value, int):
@@ -183,8 +223,10 @@ def _meaning(field: InspectedField) -> str:
         return "for ever" if value == 0 else str(timedelta(seconds=value))
     if name == "message_id":
         return f"shard {value >> 32}, sequence {value & 0xFFFF_FFFF}"
+    if name == "type":
+        return inspection.title
     if name == "kind":
-        return {1: "inline bytes", 2: "URI"}.get(value, "")
+        return _PAYLOAD_KINDS.get(value, "")
     return ""
 
 

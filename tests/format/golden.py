@@ -71,7 +71,6 @@ def refused() -> list[tuple[str, type[Record], bytes]]:
     return [
         (entry["name"], record_type(entry["record"]), _data(entry["hex"]))
         for entry in json.loads((GOLDEN / "refused.json").read_text())
-        if entry["record"] != "TerminatedBytes"
     ]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from array import array
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import odq_encodings
@@ -24,6 +26,8 @@ from odq_encodings import (
     PayloadKey,
     QueueConfigKey,
     Record,
+    ScheduleKey,
+    SeqBlockKey,
     decode_any,
     decode_payload,
     decode_terminated_bytes,
@@ -33,6 +37,7 @@ from odq_encodings import (
     inspect_key,
     inspect_record,
     inspect_row,
+    row_kind,
 )
 from tests.format import strategies
 from tests.format.strategies import RECORDS
@@ -62,6 +67,41 @@ def test_a_record_survives_the_round_trip(record: type[Record], data: st.DataObj
 
     assert record.decode(encoded) == original
     assert type(record.decode(encoded)) is record
+
+
+@each_record
+@given(data=st.data())
+@settings(max_examples=10)
+def test_a_record_decodes_from_any_kind_of_bytes(record: type[Record], data: st.DataObject) -> None:
+    original = data.draw(RECORDS[record])
+    encoded = original.encode()
+
+    backwards = memoryview(encoded[::-1])[::-1]
+    for given_as in (bytearray(encoded), memoryview(encoded), backwards):
+        assert record.decode(cast(bytes, given_as)) == original
+        assert record.decode(cast(bytes, given_as)).encode() == encoded
+
+
+@pytest.mark.parametrize("data", [None, 5, "0102", [1, 2], array("B", [1, 2])])
+def test_what_is_no_bytes_is_refused(data: Any) -> None:
+    decoders: list[Callable[[Any], object]] = [record.decode for record in RECORDS]
+    for decode in (*decoders, decode_payload, decode_utf8, decode_terminated_bytes, row_kind):
+        with pytest.raises(EncodingError, match="is not bytes"):
+            decode(data)
+
+
+def test_a_released_view_is_refused() -> None:
+    view = memoryview(b"\x01\x02")
+    view.release()
+
+    with pytest.raises(EncodingError, match="released"):
+        SeqBlockKey.decode(cast(bytes, view))
+
+
+def test_the_kind_of_a_row_is_told_from_any_kind_of_bytes() -> None:
+    key = PayloadKey(message_id=1).encode()
+
+    assert row_kind(cast(bytes, memoryview(key))) is row_kind(key)
 
 
 @each_record
@@ -114,6 +154,38 @@ def test_inspected_fields_cover_every_byte_once_and_in_order(
     assert b"".join(field.data for field in inspection.fields) == encoded
     offsets = [field.offset for field in inspection.fields]
     assert offsets == sorted(offsets)
+
+
+@each_record
+@given(data=st.data())
+def test_a_cut_record_is_inspected_up_to_the_field_that_is_cut(
+    record: type[Record], data: st.DataObject
+) -> None:
+    encoded = data.draw(RECORDS[record]).encode()
+    size = data.draw(st.integers(0, len(encoded) - 1))
+
+    inspection = inspect_record(record, encoded[:size])
+
+    covered = b"".join(field.data for field in inspection.fields)
+    ends = [field.offset + len(field.data) for field in inspect_record(record, encoded).fields]
+    assert inspection.error is not None
+    assert encoded.startswith(covered)
+    assert len(covered) == max((end for end in ends if end <= size), default=0)
+
+
+def test_the_time_of_a_schedule_key_is_inspected_as_a_time() -> None:
+    key = ScheduleKey(queue_id=b"q", visible_at=-5, message_id=1).encode()
+
+    field = inspect_record(ScheduleKey, key).fields[-2]
+
+    assert (field.name, field.type_name, field.value) == ("visible_at", "i64 BE flipped", -5)
+
+
+def test_a_value_whose_key_is_not_known_is_not_inspected() -> None:
+    (of_key,) = inspect_row(b"\x09\x09", b"\x00")
+
+    assert of_key.error is not None
+    assert of_key.error.field == "version"
 
 
 @given(raw=st.binary())
