@@ -1,4 +1,4 @@
-"""What works today, shown on an embedded store: publish, kill, reopen, read back.
+"""From publish to ack on an embedded store, with a kill and a takeover in between.
 
 make demo
 """
@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from odq_encodings import encode_metadata_log_key, inspect_row
-from opendata_queue import FencedError, NewMessage, System
+from opendata_queue import ClaimedMessage, FencedError, NewMessage, QueueOptions, System
 from opendata_queue.store import Database, Objects, StoreSettings
 
 console = Console(width=100)
@@ -73,8 +73,49 @@ async def publish(url: str) -> int:
     return first
 
 
+async def consume(url: str) -> None:
+    say(2, "Queues are filters; consumers claim, acknowledge, fail and retry")
+    async with await System.open(url) as system:
+        dead_after_two = QueueOptions(max_attempts=2, backoff_ms=0)
+        await system.create_queue("emails", filter="type = 'order.created'", options=dead_after_two)
+        await system.create_queue("large", filter="price >= 99.99 PRIORITY 5; price > 10")
+        for number, price in enumerate(["5", "12.50", "99.99", "250"]):
+            await system.publish(
+                b"order %d" % number, headers={"type": "order.created", "price": price}
+            )
+        await system.publish(b"order 4", headers={"type": "order.created"}, delay_ms=200)
+        large = await system.claim("large", 10, wait_ms=1_000)
+        console.print("queue large, by priority: " + ", ".join(_shown(m) for m in large))
+        await system.ack("large", *(message.receipt for message in large))
+
+        handled = 0
+        while handled < 6:
+            for message in await system.claim("emails", 10, wait_ms=1_000):
+                handled += 1
+                if message.payload == b"order 1":
+                    await system.nack("emails", message.receipt, error="no such customer")
+                    console.print(f"  [red]✗[/] {_shown(message)}: attempt {message.attempts}")
+                else:
+                    await system.ack("emails", message.receipt)
+                    console.print(f"  [green]✓[/] {_shown(message)}")
+        (dead,) = await system.failed("emails")
+        console.print(
+            f"  dead letter {dead.message_id}: {dead.error!r} after {dead.attempts} attempts"
+        )
+        await system.replay("emails", dead.message_id)
+        (again,) = await system.claim("emails", wait_ms=1_000)
+        await system.ack("emails", again.receipt)
+        console.print(f"  [green]✓[/] replayed {_shown(again)}")
+        stats = system.stats("emails")
+        console.print(f"  queue emails: {stats.done} done, {stats.available} available")
+
+
+def _shown(message: ClaimedMessage) -> str:
+    return f"{(message.payload or b'').decode()} (priority {message.priority})"
+
+
 async def survive_a_kill(url: str) -> None:
-    say(2, "Kill a publisher in the middle (SIGKILL), and open the root again")
+    say(3, "Kill a publisher in the middle (SIGKILL), and open the root again")
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", DOOMED, url, stdout=subprocess.PIPE
     )
@@ -88,7 +129,7 @@ async def survive_a_kill(url: str) -> None:
 
 
 async def fence(url: str) -> None:
-    say(3, "Two owners: the second one takes over, the first one is told")
+    say(4, "Two owners: the second one takes over, the first one is told")
     first = await System.open(url)
     second = await System.open(url)
     try:
@@ -101,7 +142,7 @@ async def fence(url: str) -> None:
 
 
 async def show_bytes(url: str, message_id: int) -> None:
-    say(4, "The bytes are an open format (RFC 0001): any tool can read them")
+    say(5, "The bytes are an open format (RFC 0001): any tool can read them")
     objects = Objects.open(url, StoreSettings())
     database = await Database.open(objects, "messages/00000")
     key = encode_metadata_log_key(message_id)
@@ -126,11 +167,10 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         url = (Path(folder) / "demo").as_uri()
         first = await publish(url)
+        await consume(url)
         await survive_a_kill(url)
         await fence(url)
         await show_bytes(url, first)
-    console.print()
-    console.print("Queues, claims and acknowledgements come next: this is the storage engine.")
 
 
 if __name__ == "__main__":

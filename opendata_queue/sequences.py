@@ -21,13 +21,13 @@ class Sequences:
     write, ``block_is_durable`` that it has been.
     """
 
-    __slots__ = ("_durable_end", "_next", "_planned_end")
+    __slots__ = ("_durable_end", "_planned_end", "next")
 
     def __init__(self, last: SeqBlock | None) -> None:
         """Continue behind ``last``, the block that the store knows of."""
-        self._next = 0 if last is None else last.end
-        self._durable_end = self._next
-        self._planned_end = self._next
+        self.next = 0 if last is None else last.end
+        self._durable_end = self.next
+        self._planned_end = self.next
 
     @classmethod
     async def load(cls, database: DatabaseReads) -> Sequences:
@@ -37,7 +37,7 @@ class Sequences:
     @property
     def available(self) -> int:
         """How many numbers can be taken right now."""
-        return self._durable_end - self._next
+        return self._durable_end - self.next
 
     @property
     def running_low(self) -> bool:
@@ -51,17 +51,17 @@ class Sequences:
         """Take ``count`` numbers; returns the first. They must be available."""
         if count > self.available:
             raise AssertionError(f"{count} sequences taken, {self.available} available")
-        first = self._next
-        self._next += count
+        first = self.next
+        self.next += count
         return first
 
     def next_block(self, count: int = 0) -> SeqBlock:
         """The block to write next, so large that ``count`` more numbers become available."""
-        left = self._planned_end - self._next
+        left = self._planned_end - self.next
         size = max(BLOCK_SIZE, count - left)
         base = self._planned_end
         if base + count - left > SHARD_SEQUENCES or base >= SHARD_SEQUENCES:
-            raise ShardFullError(f"the shard has given out {self._next} of {SHARD_SEQUENCES}")
+            raise ShardFullError(f"the shard has given out {self.next} of {SHARD_SEQUENCES}")
         size = min(size, SHARD_SEQUENCES - base)
         self._planned_end = base + size
         return SeqBlock(base_sequence=base, block_size=size)

@@ -127,6 +127,11 @@ class MessageShard:
             raise
         return cls(database, objects, sequences, shard=shard, clock=clock, options=options)
 
+    @property
+    def next_id(self) -> int:
+        """No message that is published from now on has a smaller id."""
+        return self._first_id | self._sequences.next
+
     async def publish_many(self, messages: Sequence[NewMessage]) -> list[int]:
         """Store messages, all of them or none; returns their ids when they are durable.
 
