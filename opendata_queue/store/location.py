@@ -54,9 +54,7 @@ class Location:
             odd = _ODD_IN_S3.search(path)
             if odd:
                 # The clients would each escape it in their own way, and split the root.
-                raise StoreAccessError(
-                    f"{url!r} has {odd.group()!r} in its prefix; use ASCII"
-                )
+                raise StoreAccessError(f"{url!r} has {odd.group()!r} in its prefix; use ASCII")
             return cls(kind=kind, path=path, bucket=parts.netloc)
         if parts.netloc:
             raise StoreAccessError(
