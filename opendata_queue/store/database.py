@@ -16,6 +16,7 @@ from opendata_queue.errors import (
     CorruptStoreError,
     FencedError,
     OdqError,
+    StoreAccessError,
     StoreUnavailableError,
 )
 from opendata_queue.store.batch_writer import active_tier, commit_rows
@@ -32,6 +33,7 @@ SCAN_ROWS: Final = 1_000
 
 _READS_AT_ONCE: Final = 32
 _PROBE_BYTES: Final = 64 * 1024
+_PROBE_TIMEOUT_MS: Final = 1_000
 # Rows this close together are read with one scan.
 _SCAN_GAP: Final = 8
 _SCAN_LEAST: Final = 4
@@ -184,10 +186,18 @@ class Database(DatabaseReads):
                     self._outage_timeout_ms,
                     doing,
                 )
-        except StoreUnavailableError as error:
-            _refuse_unwritable(self._objects, self._path)  # says why, on a disk that is full
-            error.in_doubt = True
-            raise
+        except (StoreUnavailableError, StoreAccessError) as error:
+            reason = await self._why_unwritable()
+            raise StoreUnavailableError(f"{error}{reason}", in_doubt=True) from error
+
+    async def _why_unwritable(self) -> str:
+        """What the system says of a folder that SlateDB could not write to, if it says anything."""
+        try:
+            probing = asyncio.to_thread(_refuse_unwritable, self._objects, self._path)
+            await _in_time(probing, _PROBE_TIMEOUT_MS, "probe")
+        except OdqError as error:
+            return f"; {error}"
+        return ""
 
     async def close(self) -> None:
         """Close. Closing twice does nothing.

@@ -1,0 +1,271 @@
+"""Sharing commits, waiting for room, closing, and failing together."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from odq_encodings import PayloadKey, SeqBlock
+from opendata_queue import (
+    ClosedError,
+    CommitLimits,
+    FencedError,
+    NewMessage,
+    PublishOptions,
+    System,
+)
+from opendata_queue.store import Database, Rows
+from opendata_queue.testing import ManualClock
+from tests.engine.log import log_of
+
+
+async def test_callers_that_arrive_during_a_commit_share_the_next_one(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = watch_commits(monkeypatch)
+    async with await System.open(root) as system:
+        await system.publish(b"reserves the first block of sequences")
+        sizes.clear()
+
+        ids = await asyncio.gather(*(system.publish(b"%d" % n) for n in range(64)))
+
+    assert len(set(ids)) == 64
+    assert sum(sizes) == 128
+    assert len(sizes) <= 3
+
+
+async def test_a_commit_takes_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = watch_commits(monkeypatch)
+    options = PublishOptions(limits=CommitLimits(batch_rows=10))
+    async with await System.open("memory:///", options=options) as system:
+        await asyncio.gather(*(system.publish(b"%d" % n) for n in range(64)))
+
+    assert max(sizes) <= 10
+
+
+async def test_callers_wait_while_too_much_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = hold_commits(monkeypatch)
+    options = PublishOptions(limits=CommitLimits(batch_bytes=10_000))
+    async with await System.open("memory:///", options=options) as system:
+        commits.set()
+        await system.publish(b"reserves the first block of sequences")
+        commits.clear()
+        tasks = [asyncio.create_task(system.publish(bytes(1_000))) for _ in range(200)]
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+        pending = system._shard._committer.rows.size_bytes
+        commits.set()
+        ids = await asyncio.gather(*tasks)
+
+    assert 10_000 <= pending < 12_000
+    assert len(set(ids)) == 200
+
+
+async def test_a_commit_lingers_for_company_until_it_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = watch_commits(monkeypatch)
+    options = PublishOptions(limits=CommitLimits(batch_rows=8, linger_ms=60_000))
+    async with await System.open("memory:///", options=options) as system:
+        # The block of sequences does not linger; nobody could keep it company.
+        await asyncio.gather(*(system.publish(b"%d" % n) for n in range(4)))
+
+        assert sizes == [1, 8]
+
+
+async def test_whatever_kills_the_committer_nobody_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(_: Database, rows: Rows) -> None:
+        raise MemoryError("no room")
+
+    system = await System.open("memory:///")
+    monkeypatch.setattr(Database, "commit", broken)
+
+    results = await asyncio.gather(
+        *(system.publish(b"x") for _ in range(5)), return_exceptions=True
+    )
+
+    assert {type(result) for result in results} == {ClosedError}
+    with pytest.raises(ClosedError, match="stopped by MemoryError"):
+        await system.publish(b"x")
+    with pytest.raises(MemoryError):
+        await system.close()
+
+
+async def test_giving_up_on_closing_does_not_cancel_a_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commits = hold_commits(monkeypatch)
+    commits.set()
+    system = await System.open("memory:///")
+    await system.publish(b"reserves the first block of sequences")
+    commits.clear()
+    publishing = asyncio.create_task(system.publish(b"x"))
+    while not system._shard._committer.rows:
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(system.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+
+    commits.set()
+
+    assert isinstance(await publishing, int)
+    await system.close()
+
+
+def test_a_system_whose_event_loop_is_gone_says_so() -> None:
+    system = asyncio.run(System.open("memory:///"))
+
+    with pytest.raises(ClosedError, match="stopped by CancelledError"):
+        asyncio.run(system.publish(b"x"))
+
+
+async def test_an_error_does_not_grow_with_those_who_get_it(root: str) -> None:
+    first = await System.open(root)
+    await first.publish(b"x")
+    second = await System.open(root)
+    with pytest.raises(FencedError):
+        await first.publish(b"x")
+
+    depths = []
+    for _ in range(50):
+        with pytest.raises(FencedError) as caught:
+            await first.publish(b"x")
+        depths.append(len(caught.traceback))
+
+    assert len(set(depths)) == 1
+    await second.close()
+    await first.close()
+
+
+async def test_a_waiting_publish_that_is_cancelled_passes_its_turn_on(
+    memory_system: System,
+) -> None:
+    tasks = [
+        asyncio.create_task(memory_system.publish(b"x", idempotency_key="k")) for _ in range(30)
+    ]
+    await asyncio.sleep(0)
+    for task in tasks[1::2]:
+        task.cancel()
+
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert len({result for result in results if isinstance(result, int)}) == 1
+    assert not memory_system._shard._keys._waiting
+
+
+async def test_nothing_is_uploaded_for_a_publish_that_must_fail(tmp_path: Path) -> None:
+    system = await System.open(f"file://{tmp_path}/root")
+    await system.close()
+
+    with pytest.raises(ClosedError):
+        await system.publish(bytes(100_000))
+
+    assert not (tmp_path / "root" / "blobs").exists()
+
+
+async def test_a_message_past_its_retention_is_gone(
+    memory_system: System, clock: ManualClock
+) -> None:
+    message_id = await memory_system.publish(b"x", retention_seconds=60)
+    clock.advance_ms(60_000)
+    assert await memory_system.read(message_id) is not None
+
+    clock.advance_ms(1)
+
+    assert await memory_system.read(message_id) is None
+
+
+async def test_closing_commits_what_is_pending(root: str) -> None:
+    system = await System.open(root)
+    tasks = [asyncio.create_task(system.publish(b"%d" % n)) for n in range(10)]
+    while not system._shard._committer.rows:
+        await asyncio.sleep(0)
+    await system._shard._reserve(100)
+    await asyncio.sleep(0)
+
+    await system.close()
+
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    async with await System.open(root) as system:
+        stored = {entry.message_id for entry in await log_of(system)}
+    assert {result for result in results if isinstance(result, int)} == stored
+    assert all(isinstance(result, int | ClosedError) for result in results)
+
+
+async def test_a_closed_system_takes_no_more_messages(root: str) -> None:
+    system = await System.open(root)
+    await system.close()
+
+    with pytest.raises(ClosedError, match="is closed"):
+        await system.publish(b"late")
+
+
+async def test_a_publish_larger_than_a_block_of_sequences_is_one_publish(
+    memory_system: System,
+) -> None:
+    ids = await memory_system.publish_many([NewMessage(b"x")] * 9_000)
+
+    assert ids == list(range(ids[0], ids[0] + 9_000))
+
+
+async def test_publishing_nothing_is_nothing(memory_system: System) -> None:
+    assert await memory_system.publish_many([]) == []
+    assert await log_of(memory_system) == []
+
+
+async def test_the_block_of_a_sequence_is_durable_before_it_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    durable_end = 0
+    commit = Database.commit
+
+    async def checked(self: Database, rows: Rows) -> None:
+        nonlocal durable_end
+        if "/messages/" not in self.name:
+            await commit(self, rows)
+            return
+        block = durable_end
+        for _, key, value, _ in rows:
+            if key == b"\x01\x02":
+                block = SeqBlock.decode(value).end
+            elif len(key) == 10:
+                assert PayloadKey.decode(key).message_id < durable_end
+        await commit(self, rows)
+        durable_end = block
+
+    monkeypatch.setattr(Database, "commit", checked)
+    async with await System.open("memory:///") as system:
+        for size in (1, 4_095, 5_000, 100, 9_999, 1):
+            await system.publish_many([NewMessage(b"x")] * size)
+
+
+def watch_commits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows of each commit of messages from now on."""
+    sizes: list[int] = []
+    commit = Database.commit
+
+    async def watched(self: Database, rows: Rows) -> None:
+        if "/messages/" in self.name:
+            sizes.append(len(rows))
+        await commit(self, rows)
+
+    monkeypatch.setattr(Database, "commit", watched)
+    return sizes
+
+
+def hold_commits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Commits of messages wait until the event is set."""
+    go = asyncio.Event()
+    commit = Database.commit
+
+    async def held(self: Database, rows: Rows) -> None:
+        if "/messages/" in self.name:
+            await go.wait()
+        await commit(self, rows)
+
+    monkeypatch.setattr(Database, "commit", held)
+    return go

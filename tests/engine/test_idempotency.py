@@ -1,0 +1,116 @@
+"""Publishing twice with one key stores one message."""
+
+from __future__ import annotations
+
+import asyncio
+
+from opendata_queue import (
+    NewMessage,
+    PublishOptions,
+    System,
+)
+from opendata_queue.testing import ManualClock
+from tests.engine.log import log_of
+
+
+async def test_the_same_key_returns_the_same_id_and_stores_once(
+    root: str, clock: ManualClock
+) -> None:
+    async with await System.open(root, clock=clock) as system:
+        first = await system.publish(b"one", idempotency_key="k")
+        again = await system.publish(b"two", idempotency_key="k")
+    async with await System.open(root, clock=clock) as system:
+        after_reopen = await system.publish(b"three", idempotency_key="k")
+        stored = await system.read(first)
+        entries = await log_of(system)
+
+    assert (again, after_reopen) == (first, first)
+    assert stored is not None
+    assert stored.payload == b"one"
+    assert len(entries) == 1
+
+
+async def test_keys_are_scoped_to_their_namespace(memory_system: System) -> None:
+    ids = [
+        await memory_system.publish(b"x", headers=headers, idempotency_key="k")
+        for headers in ({}, {"namespace": "a"}, {"namespace": "b"}, {"namespace": "a"})
+    ]
+
+    assert ids[3] == ids[1]
+    assert len(set(ids)) == 3
+
+
+async def test_a_key_is_forgotten_after_its_window(clock: ManualClock) -> None:
+    options = PublishOptions(idempotency_window_seconds=60)
+    async with await System.open("memory:///", clock=clock, options=options) as system:
+        first = await system.publish(b"x", idempotency_key="k")
+        clock.advance_ms(60_000)
+        at_the_end = await system.publish(b"x", idempotency_key="k")
+        clock.advance_ms(1)
+        after_it = await system.publish(b"x", idempotency_key="k")
+        again = await system.publish(b"x", idempotency_key="k")
+
+    assert at_the_end == first
+    assert after_it != first
+    assert again == after_it
+
+
+async def test_publishes_with_one_key_at_the_same_time_store_one_message(
+    system: System,
+) -> None:
+    ids = await asyncio.gather(*(system.publish(b"%d" % n, idempotency_key="k") for n in range(30)))
+
+    assert len(set(ids)) == 1
+    assert len(await log_of(system)) == 1
+
+
+async def test_calls_with_crossing_keys_do_not_wait_for_each_other_for_ever(
+    memory_system: System,
+) -> None:
+    async def publish(keys: list[str]) -> list[int]:
+        return await memory_system.publish_many(
+            [NewMessage(b"x", idempotency_key=key) for key in keys]
+        )
+
+    async with asyncio.timeout(60):
+        forward, backward = await asyncio.gather(publish(["a", "b"]), publish(["b", "a"]))
+
+    assert forward == backward[::-1]
+
+
+async def test_a_key_twice_in_one_call_is_one_message(memory_system: System) -> None:
+    known = await memory_system.publish(b"x", idempotency_key="known")
+
+    ids = await memory_system.publish_many(
+        [
+            NewMessage(b"a", idempotency_key="k"),
+            NewMessage(b"b"),
+            NewMessage(b"c", idempotency_key="k"),
+            NewMessage(b"d", idempotency_key="known"),
+            NewMessage(b"e"),
+        ]
+    )
+
+    assert ids[2] == ids[0]
+    assert ids[3] == known
+    assert len({*ids}) == 4
+    stored = await memory_system.read_many(ids)
+    assert [message and message.payload for message in stored] == [b"a", b"b", b"a", b"x", b"e"]
+
+
+async def test_a_cancelled_publish_keeps_its_key_until_its_commit_is_over(
+    memory_system: System,
+) -> None:
+    first = asyncio.create_task(memory_system.publish(b"first", idempotency_key="k"))
+    while not memory_system._shard._committer.rows:
+        await asyncio.sleep(0)
+    first.cancel()
+
+    second = await memory_system.publish(b"second", idempotency_key="k")
+
+    (entry,) = await log_of(memory_system)
+    stored = await memory_system.read(second)
+    assert first.cancelled() or first.cancelling()
+    assert entry.message_id == second
+    assert stored is not None
+    assert stored.payload == b"first"
