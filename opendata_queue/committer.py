@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from opendata_queue.errors import ClosedError, InvalidInputError, OdqError
+from opendata_queue.errors import ClosedError, InvalidInputError, OdqError, StoreUnavailableError
 from opendata_queue.store import Database, Rows
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +126,9 @@ class GroupCommitter:
         self._room.set()
         self._full.set()
         self._wanted.set()
-        # Shielded: a caller that gives up on closing must not cancel a commit.
-        await asyncio.shield(self._runner)
+        # A caller that gives up on closing must not cancel a commit; one that failed is known.
+        if not self._runner.done():
+            await asyncio.wait([self._runner])
 
     async def _run(self) -> None:
         try:
@@ -140,10 +144,14 @@ class GroupCommitter:
             stopped = ClosedError(f"{self._database.name} was stopped by {error!r}")
             stopped.__cause__ = error
             self._stop(stopped)
-            raise
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            logger.exception("%s", stopped)
 
     async def _commit_next(self) -> None:
         batch = self._under_way = self._take()
+        if self._prepare is not None:
+            self._prepare(batch.rows)
         if batch.rows:
             await self._database.commit(batch.rows)
         self.durable_batch = batch.number
@@ -156,8 +164,6 @@ class GroupCommitter:
             self._full.clear()
         self._wanted.clear()
         self._room.set()
-        if self._prepare is not None:
-            self._prepare(batch.rows)
         return batch
 
     async def _linger(self) -> None:
@@ -167,8 +173,11 @@ class GroupCommitter:
 
     def _stop(self, error: OdqError) -> None:
         self._failure = error
-        for batch in (self._under_way, self._batch):
+        if isinstance(error, StoreUnavailableError):
+            # In doubt is only the batch that was under way: nothing else was written.
+            self._failure = StoreUnavailableError(f"an earlier write failed: {error}")
+        for batch, failure in ((self._under_way, error), (self._batch, self._failure)):
             if batch is not None and not batch.done.done():
-                batch.done.set_exception(error)
+                batch.done.set_exception(failure)
                 batch.done.exception()  # seen, even if its callers were all cancelled
         self._room.set()

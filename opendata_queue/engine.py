@@ -104,14 +104,17 @@ class System:
         shard = await MessageShard.open(
             objects, _OWNERS_SHARD, clock=clock, options=options or PublishOptions()
         )
+        queues: QueueStore | None = None
         try:
             queues = await QueueStore.open(
                 objects, clock, _Deadlines(shard), lease_grace_ms=lease_grace_ms
             )
+            cursor = await queues.cursor(_OWNERS_SHARD)
         except BaseException:
             await shard.close()
+            if queues is not None:
+                await queues.close()
             raise
-        cursor = await queues.cursor(_OWNERS_SHARD)
         queues.ledger.starts_at(shard.next_id)
         tailer = Tailer(shard.log, queues, _OWNERS_SHARD, cursor)
         shard.on_durable = tailer.hand_over

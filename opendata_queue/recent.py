@@ -6,7 +6,7 @@ from typing import Final
 
 from opendata_queue.messages import NewMessage, Published, StoredMessage
 
-# What a message weighs besides its payload: its objects, and headers of ordinary size.
+# What a message weighs besides its payload, its URI and its headers: Python's objects.
 MESSAGE_OVERHEAD_BYTES: Final = 500
 
 
@@ -18,21 +18,22 @@ class RecentMessages:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
-        self._by_id: dict[int, tuple[NewMessage, Published]] = {}
+        self._by_id: dict[int, tuple[NewMessage, Published, int]] = {}
 
-    def add(self, message: NewMessage, published: Published) -> None:
-        """Add a message under an id that was never added before."""
-        self._by_id[published.message_id] = message, published
-        self._size_bytes += _weight(message)
+    def add(self, message: NewMessage, published: Published, size_bytes: int) -> None:
+        """Add a message under an id that was never added before; ``size_bytes`` is its encoding."""
+        weight = MESSAGE_OVERHEAD_BYTES + size_bytes
+        self._by_id[published.message_id] = message, published, weight
+        self._size_bytes += weight
         while self._size_bytes > self._limit_bytes:
             oldest = next(iter(self._by_id))
-            self._size_bytes -= _weight(self._by_id.pop(oldest)[0])
+            self._size_bytes -= self._by_id.pop(oldest)[2]
 
     def get(self, message_id: int) -> StoredMessage | None:
         found = self._by_id.get(message_id)
         if found is None:
             return None
-        message, published = found
+        message, published, _ = found
         return StoredMessage(
             message_id=message_id,
             payload=message.payload,
@@ -43,7 +44,3 @@ class RecentMessages:
             visible_at_ms=published.visible_at,
             retention_seconds=published.retention_seconds,
         )
-
-
-def _weight(message: NewMessage) -> int:
-    return MESSAGE_OVERHEAD_BYTES + (0 if message.payload is None else len(message.payload))

@@ -23,7 +23,7 @@ from odq_encodings import (
 )
 from opendata_queue.clock import Clock
 from opendata_queue.committer import CommitLimits, GroupCommitter
-from opendata_queue.errors import InvalidInputError
+from opendata_queue.errors import InvalidInputError, StoreUnavailableError
 from opendata_queue.idempotency import HeldKeys, IdempotencyKeys, Scoped, record_key
 from opendata_queue.messages import NewMessage, Published, StoredMessage
 from opendata_queue.metadata_log import MetadataLog
@@ -62,10 +62,14 @@ class PublishOptions:
     """How long an idempotency key is remembered."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.inline_bytes <= MAX_INLINE_PAYLOAD_BYTES:
-            raise InvalidInputError(
-                f"inline_bytes is {self.inline_bytes}, not within 0 to {MAX_INLINE_PAYLOAD_BYTES}"
-            )
+        for name, most in (
+            ("inline_bytes", MAX_INLINE_PAYLOAD_BYTES),
+            ("recent_bytes", MAX_TIME_MS),
+            ("idempotency_window_seconds", MAX_RETENTION_SECONDS),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 0 <= value <= most:
+                raise InvalidInputError(f"{name} is {value!r}, not within 0 to {most}")
 
 
 class _Checked:
@@ -107,6 +111,7 @@ class MessageShard:
         self._options = options
         self._committer = GroupCommitter(database, options.limits)
         self._reserving = asyncio.Lock()
+        self._outage_timeout_ms = objects.settings.outage_timeout_ms
         self._keys = IdempotencyKeys(database, clock)
         self.payloads = PayloadStore(database, objects, shard, clock)
         self.recent = RecentMessages(options.recent_bytes)
@@ -141,16 +146,29 @@ class MessageShard:
         keys = {message.key for message in checked if message.key is not None}
         if not keys:
             return await self._store(checked, {})
-        held = await self._keys.hold(keys)
+        self._committer.check_open()
+        held = await self._hold(keys)
         # A cancelled caller must not let go of its keys while its commit is still under way.
         storing = asyncio.ensure_future(self._store_held(checked, held))
         return await asyncio.shield(storing)
+
+    async def _hold(self, keys: set[Scoped]) -> HeldKeys:
+        """Hold keys; those who wait for the same one must not add up their time-outs."""
+        timeout_ms = self._outage_timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self._keys.hold(keys)
+        except TimeoutError:
+            raise StoreUnavailableError(
+                f"could not look up the idempotency key within {timeout_ms} ms"
+            ) from None
 
     async def read_many(self, message_ids: Iterable[int]) -> list[StoredMessage | None]:
         """Messages by their ids, in their order; none for an id that has none, or had one.
 
         A message is gone when its retention is over, whether or not its space is freed.
         """
+        self._committer.check_open()
         ids = list(message_ids)
         for one in ids:
             _check_integer("message_id", one, 0, MAX_MESSAGE_ID)
@@ -249,11 +267,11 @@ class MessageShard:
             )
             for message_id, checked in enumerate(messages, first_id)
         ]
-        for checked, one in zip(messages, published, strict=True):
-            if checked.blob is None:
-                self.recent.add(checked.message, one)
         if self.on_durable is not None:
             self.on_durable(published)
+        for checked, one in zip(messages, published, strict=True):
+            if checked.blob is None:
+                self.recent.add(checked.message, one, checked.size_bytes)
 
     def _put_rows(self, rows: Rows, message_id: int, checked: _Checked, now_ms: int) -> None:
         message = checked.message

@@ -78,8 +78,9 @@ class Tailer:
 
     async def close(self) -> None:
         """Stop routing; what is not routed yet will be, after the next open."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
             logger.info("routing had stopped: %s", error)
 

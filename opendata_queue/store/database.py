@@ -6,6 +6,7 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import slatedb.uniffi as slatedb
@@ -20,7 +21,12 @@ from opendata_queue.errors import (
     StoreUnavailableError,
 )
 from opendata_queue.store.batch_writer import active_tier, commit_rows
-from opendata_queue.store.durable_files import TreeSync, WalSync, make_folder
+from opendata_queue.store.durable_files import (
+    TreeSync,
+    WalSync,
+    make_folder,
+    set_torn_files_aside,
+)
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects import Objects
 from opendata_queue.store.rows import Rows
@@ -161,14 +167,18 @@ class Database(DatabaseReads):
         settings = objects.settings
         name = objects.location.url_of(path)
         active_tier()  # complains now, not at the first commit, about a tier that can't be used
-        _refuse_unwritable(objects, path)
+        _prepare_folder(objects, path)
         builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
         builder.with_settings(settings.for_slatedb())
         builder.with_db_cache(settings.block_cache(), 0)
         with translated(f"open {name}"):
             handle = await _in_time(builder.build(), settings.outage_timeout_ms, f"open {name}")
         database = cls(handle, objects, path)
-        await database._start()
+        try:
+            await database._start()
+        except BaseException:
+            await handle.shutdown()
+            raise
         return database
 
     async def commit(self, rows: Rows) -> None:
@@ -192,8 +202,11 @@ class Database(DatabaseReads):
 
     async def _why_unwritable(self) -> str:
         """What the system says of a folder that SlateDB could not write to, if it says anything."""
+        location = self._objects.location
+        if location.kind is not StoreKind.FILE:
+            return ""
         try:
-            probing = asyncio.to_thread(_refuse_unwritable, self._objects, self._path)
+            probing = asyncio.to_thread(_probe, location.folder / self._path)
             await _in_time(probing, _PROBE_TIMEOUT_MS, "probe")
         except OdqError as error:
             return f"; {error}"
@@ -208,8 +221,9 @@ class Database(DatabaseReads):
         async with self._closing:
             if self._housekeeping is None:
                 return
-            self._housekeeping.cancel()
-            await asyncio.wait([self._housekeeping])
+            if not self._housekeeping.done():
+                self._housekeeping.cancel()
+                await asyncio.wait([self._housekeeping])
             self._housekeeping = None
             doing = f"close {self.name}"
             try:
@@ -246,23 +260,23 @@ class Database(DatabaseReads):
     async def _collect_garbage(self) -> None:
         """Remove files that are not needed any more, after what replaces them is on the disk.
 
-        Between syncing and collecting, SlateDB may write a manifest that is not synced, and by
-        which files can go that the last synced one needs. A checkpoint keeps those for a round.
+        SlateDB decides by the newest manifest. One that it writes in the instant between our sync
+        and that decision is synced right afterwards; only a power cut in between could hurt.
         """
         admin = slatedb.AdminBuilder(
             self._objects.location.join(self._path), self._objects.slatedb_store
         ).build()
-        options = self._settings.garbage_options()
-        if self._tree_sync is None:
-            await admin.run_gc_once(options)
-            return
-        lifetime_ms = 10 * self._outage_timeout_ms
-        checkpoint = await admin.create_detached_checkpoint(
-            slatedb.CheckpointOptions(lifetime_ms=lifetime_ms, source=None, name=None)
-        )
+        if self._tree_sync is not None:
+            await self._sync_newest_manifest(admin)
+        await admin.run_gc_once(self._settings.garbage_options())
         await asyncio.to_thread(self._sync_tree)
-        await admin.run_gc_once(options)
-        await admin.delete_checkpoint(checkpoint.id)
+
+    async def _sync_newest_manifest(self, admin: slatedb.Admin) -> None:
+        """Sync until no manifest was written while that was done."""
+        synced = None
+        while (newest := await admin.read_manifest(None)) is not None and newest.id != synced:
+            synced = newest.id
+            await asyncio.to_thread(self._sync_tree)
 
     def _sync_tree(self) -> None:
         if self._tree_sync:
@@ -308,16 +322,22 @@ async def _in_time(work: Awaitable[T], timeout_ms: int, doing: str) -> T:
         ) from None
 
 
-def _refuse_unwritable(objects: Objects, path: str) -> None:
-    """SlateDB retries a folder that it may not write to for ever; ask the system first."""
+def _prepare_folder(objects: Objects, path: str) -> None:
+    """Make a database's folder, and see whether SlateDB can live in it: it would retry for ever."""
     location = objects.location
     if location.kind is not StoreKind.FILE:
         return
     folder = location.folder / path
     with translated(f"write to {folder}"):
         make_folder(folder, sync=objects.settings.fsync)
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(bytes(_PROBE_BYTES))
+        for torn in set_torn_files_aside(folder):
+            logger.warning("set aside %s: it is empty, and was never synced", torn)
+    _probe(folder)
+
+
+def _probe(folder: Path) -> None:
+    with translated(f"write to {folder}"), tempfile.TemporaryFile(dir=folder) as probe:
+        probe.write(bytes(_PROBE_BYTES))
 
 
 def _runs(ids: list[int]) -> list[list[int]]:

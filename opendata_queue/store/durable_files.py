@@ -38,6 +38,23 @@ def make_folder(folder: Path, *, sync: bool) -> None:
             sync_file(place.parent)
 
 
+def set_torn_files_aside(database_folder: Path) -> list[Path]:
+    """Move the newest manifest and the newest list of compactions away if they are empty.
+
+    A power cut can leave a file without its bytes if it was not synced. Nothing was acknowledged or
+    collected on the strength of such a file, and SlateDB goes on from the one before.
+    """
+    aside = []
+    for name in ("manifest", "compactions"):
+        folder = database_folder / name
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        while len(files) > 1 and files[-1].stat().st_size == 0:
+            torn = files.pop()
+            (database_folder / "torn").mkdir(exist_ok=True)
+            aside.append(torn.rename(database_folder / "torn" / torn.name))
+    return aside
+
+
 class TreeSync:
     """Syncs the files of one database that are written in the background: SSTs and manifests.
 

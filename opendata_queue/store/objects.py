@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ import obstore
 import slatedb.uniffi as slatedb
 from obstore.store import LocalStore, MemoryStore, S3Store
 
-from opendata_queue.errors import StoreUnavailableError
+from opendata_queue.errors import StoreAccessError, StoreUnavailableError
 from opendata_queue.store.durable_files import make_folder, sync_file, sync_folders
 from opendata_queue.store.location import Location, StoreKind
 from opendata_queue.store.settings import StoreSettings
@@ -53,18 +54,22 @@ class Objects:
         would write.
         """
         try:
-            if await self._put(path, data, mode="create"):
-                return True
+            created = await self._put(path, data, mode="create")
         except StoreUnavailableError:
             found = await self.read(path)
             if found is None:
                 raise
-            return found == data
-        return await self.read(path) == data
+            created = found == data
+        else:
+            created = created or await self.read(path) == data
+        # Even if it was there: whoever made it may have died before syncing it.
+        await self._sync(path)
+        return created
 
     async def write(self, path: str, data: bytes) -> None:
         """Write the object ``path``, over what is there."""
         await self._put(path, data, mode="overwrite")
+        await self._sync(path)
 
     async def read(self, path: str) -> bytes | None:
         """The bytes of ``path``; none if there is no such object."""
@@ -78,21 +83,21 @@ class Objects:
                 return None
 
     async def _put(self, path: str, data: bytes, *, mode: Any) -> bool:
-        created = True
         with translated(f"write {self.location.url_of(path)}"):
             try:
                 await obstore.put_async(self._store, self.location.join(path), data, mode=mode)
             except obstore.exceptions.AlreadyExistsError:
-                created = False
-            # Even if it was there: whoever made it may have died before syncing it.
-            if self.location.kind is StoreKind.FILE and self.settings.fsync:
-                await asyncio.to_thread(self._sync, path)
-        return created
+                return False
+        return True
 
-    def _sync(self, path: str) -> None:
+    async def _sync(self, path: str) -> None:
+        """Make a file survive a loss of power."""
+        if self.location.kind is not StoreKind.FILE or not self.settings.fsync:
+            return
         root = self.location.folder
-        sync_file(root / path)
-        sync_folders((root / path).parent, up_to=root)
+        with translated(f"sync {self.location.url_of(path)}"):
+            await asyncio.to_thread(sync_file, root / path)
+            await asyncio.to_thread(sync_folders, (root / path).parent, up_to=root)
 
 
 def _file_clients(
@@ -106,6 +111,7 @@ def _file_clients(
 
 
 def _s3_clients(location: Location, settings: StoreSettings) -> tuple[S3Store, slatedb.ObjectStore]:
+    _check_endpoint()
     # As keywords, not as client_options: those make obstore forget AWS_ALLOW_HTTP.
     store = S3Store(
         location.bucket,
@@ -118,6 +124,14 @@ def _s3_clients(location: Location, settings: StoreSettings) -> tuple[S3Store, s
     for option, value in _timeouts(settings).items():
         builder.with_config(option, value)
     return store, builder.build()
+
+
+def _check_endpoint() -> None:
+    """Refuse what makes the clients panic."""
+    for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        endpoint = os.environ.get(name)
+        if endpoint and not endpoint.startswith(("http://", "https://")):
+            raise StoreAccessError(f"{name} is {endpoint!r}, not a URL like http://127.0.0.1:9000")
 
 
 def _timeouts(settings: StoreSettings) -> dict[str, str]:

@@ -94,6 +94,16 @@ def test_limits_that_make_no_sense_are_refused(bad: dict[str, int]) -> None:
         CommitLimits(**bad)
 
 
-def test_a_threshold_over_the_formats_limit_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="inline_bytes is 65536"):
-        PublishOptions(inline_bytes=65_536)
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"inline_bytes": 65_536},
+        {"recent_bytes": -1},
+        {"idempotency_window_seconds": -1},
+        {"idempotency_window_seconds": 2**32},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(bad: dict[str, int]) -> None:
+    name, value = next(iter(bad.items()))
+    with pytest.raises(InvalidInputError, match=f"{name} is {value}, not within 0 to"):
+        PublishOptions(**bad)  # type: ignore[arg-type]

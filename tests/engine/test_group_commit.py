@@ -91,8 +91,20 @@ async def test_whatever_kills_the_committer_nobody_waits_for_ever(
     assert {type(result) for result in results} == {ClosedError}
     with pytest.raises(ClosedError, match="stopped by MemoryError"):
         await system.publish(b"x")
-    with pytest.raises(MemoryError):
-        await system.close()
+    await system.close()
+
+
+async def test_a_record_that_can_not_be_encoded_stops_everything_and_hangs_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_: Rows) -> None:
+        raise MemoryError("no room")
+
+    async with await System.open("memory:///") as system:
+        monkeypatch.setattr(system._queues.committer, "_prepare", broken)
+
+        with pytest.raises(ClosedError, match="stopped by MemoryError"):
+            await system.create_queue("q")
 
 
 async def test_giving_up_on_closing_does_not_cancel_a_commit(
@@ -121,6 +133,7 @@ def test_a_system_whose_event_loop_is_gone_says_so() -> None:
 
     with pytest.raises(ClosedError, match="stopped by CancelledError"):
         asyncio.run(system.publish(b"x"))
+    asyncio.run(system.close())
 
 
 async def test_an_error_does_not_grow_with_those_who_get_it(root: str) -> None:

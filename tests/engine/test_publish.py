@@ -131,7 +131,7 @@ async def test_payloads_are_read_from_the_store_when_they_are_not_recent(
 
 
 async def test_recent_payloads_cost_no_read_and_are_bounded(clock: ManualClock) -> None:
-    options = PublishOptions(recent_bytes=2 * (MESSAGE_OVERHEAD_BYTES + 40))
+    options = PublishOptions(recent_bytes=2 * (MESSAGE_OVERHEAD_BYTES + 43))
     async with await System.open("memory:///", clock=clock, options=options) as system:
         first, second, third = await system.publish_many([NewMessage(bytes(40))] * 3)
         recent = system._shard.recent

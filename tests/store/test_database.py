@@ -129,9 +129,8 @@ async def test_what_replaces_garbage_is_synced_before_it_goes(
 ) -> None:
     steps: list[str] = []
     for owner, name in (
-        (slatedb.Admin, "create_detached_checkpoint"),
+        (slatedb.Admin, "read_manifest"),
         (slatedb.Admin, "run_gc_once"),
-        (slatedb.Admin, "delete_checkpoint"),
         (TreeSync, "sync_new_files"),
     ):
         note_calls(monkeypatch, owner, name, steps)
@@ -140,11 +139,11 @@ async def test_what_replaces_garbage_is_synced_before_it_goes(
     steps.clear()
 
     async with asyncio.timeout(60):
-        while "delete_checkpoint" not in steps:
+        while "sync_new_files" not in steps[3:]:
             await asyncio.sleep(0)
 
-    assert steps[:4] == [
-        "create_detached_checkpoint", "sync_new_files", "run_gc_once", "delete_checkpoint"
+    assert steps[:5] == [
+        "read_manifest", "sync_new_files", "read_manifest", "run_gc_once", "sync_new_files"
     ]  # fmt: skip
     await database.close()
 
@@ -157,6 +156,24 @@ def note_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, steps: l
         return real(*arguments)
 
     monkeypatch.setattr(owner, name, noted)
+
+
+@pytest.mark.parametrize("folder", ["manifest", "compactions"])
+async def test_a_newest_file_that_a_power_cut_has_emptied_is_set_aside(
+    tmp_path: Path, folder: str
+) -> None:
+    objects = Objects.open(f"file://{tmp_path}", SETTINGS)
+    database = await Database.open(objects, "db")
+    await database.commit(rows_of((b"a", b"1")))
+    await database.close()
+    newest = max((tmp_path / "db" / folder).iterdir())
+    newest.write_bytes(b"")
+
+    again = await Database.open(objects, "db")
+
+    assert await again.get(b"a") == b"1"
+    assert (tmp_path / "db" / "torn" / newest.name).exists()
+    await again.close()
 
 
 async def test_garbage_that_can_not_be_collected_is_tried_again(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from opendata_queue import StoreAccessError, StoreSettings, System
+from opendata_queue import StoreAccessError, StoreSettings, StoreUnavailableError, System
 from opendata_queue.store import Objects
 from opendata_queue.store.durable_files import WalSync
 from tests.conftest import NewRoot
@@ -78,6 +78,7 @@ async def test_a_folder_of_any_name_holds_a_whole_root(tmp_path: Path, name: str
     assert {path.name for path in (tmp_path / name).iterdir()} == {
         "system.json",
         "messages",
+        "queues",
         "blobs",
     }
 
@@ -144,6 +145,27 @@ async def test_a_file_that_somebody_else_made_is_synced_too(
     assert not await Objects.open(f"file://{tmp_path}", SETTINGS).create("epoch", b"ours")
 
     assert tmp_path / "epoch" in synced
+
+
+async def test_a_file_that_can_not_be_synced_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: int) -> None:
+        raise OSError("EIO")
+
+    objects = Objects.open(f"file://{tmp_path}", SETTINGS)
+    monkeypatch.setattr(os, "fsync", broken)
+
+    with pytest.raises(StoreUnavailableError, match="EIO"):
+        await objects.create("epoch", b"ours")
+
+
+@pytest.mark.usefixtures("s3_environment")
+async def test_an_endpoint_that_is_no_url_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT", "127.0.0.1:9")
+
+    with pytest.raises(StoreAccessError, match=r"AWS_ENDPOINT is '127\.0\.0\.1:9', not a URL"):
+        await System.open("s3://bucket/root")
 
 
 def test_gaps_among_old_wal_files_do_not_stop_the_syncing_of_new_ones(
