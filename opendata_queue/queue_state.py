@@ -221,8 +221,20 @@ class QueueState:
         return max(0, min(len(self._window), self.rules.max_in_flight - len(self._in_flight)))
 
     @property
+    def promised(self) -> int:
+        """How many could be claimed, those included that a refill has to bring first."""
+        if self.rules.paused:
+            return 0
+        return max(0, min(self.available, self.rules.max_in_flight - len(self._in_flight)))
+
+    @property
     def wants_refill(self) -> bool:
-        return bool(self.backlog.total) and len(self._window) < max(1, self.rules.window // 2)
+        return self.wants_refill_for(0)
+
+    def wants_refill_for(self, count: int) -> bool:
+        """Whether more should be at hand: half a window, or ``count`` messages if they fit."""
+        wanted = max(1, self.rules.window // 2, min(count, self.rules.window))
+        return bool(self.backlog.total) and len(self._window) < wanted
 
     @property
     def room(self) -> int:

@@ -271,7 +271,7 @@ class QueueStore:
             await self._bring_up_to_date(queue, count - len(claimed))
             expired = queue.state.expired
             held = queue.state.claim(
-                min(count - len(claimed), self._known(queue, count)),
+                count - len(claimed),
                 lease_ms=lease_ms,
                 consumer=consumer,
                 now=self.clock.now_ms(),
@@ -290,20 +290,11 @@ class QueueStore:
             await self.committer.wait(done)
         return claimed
 
-    def _known(self, queue: StoredQueue, count: int) -> int:
-        """How many of the first messages have claims that are known, after ``learn``."""
-        known = 0
-        for message in queue.state.first(count):
-            if not self.ledger.knows(message.message_id):
-                break
-            known += 1
-        return known
-
     async def ack(self, name: str, claims: Sequence[Claim]) -> list[Outcome]:
         queue = self.queue(name)
         await self.committer.room()
         now = self.clock.now_ms()
-        was_full = not queue.state.claimable
+        was_full = not queue.state.promised
         outcomes = [queue.state.ack(claim, now) for claim in claims]
         return await self._settle(queue, outcomes, wake=was_full)
 
@@ -365,9 +356,17 @@ class QueueStore:
                 self._changed_in_background(queue)
         if state.scheduled and state.scheduled_from <= now:
             await self._admit_due(queue)
-        if state.backlog.total and (state.wants_refill or state.claimable < count):
-            await self._refill(queue)
-        await self.ledger.learn(message.message_id for message in state.first(count))
+        # Others may claim during each of these; what counts is how it is when nothing was awaited.
+        while True:
+            unknown = [
+                m.message_id for m in state.first(count) if not self.ledger.knows(m.message_id)
+            ]
+            if state.wants_refill_for(count):
+                await self._refill(queue)
+            elif unknown:
+                await self.ledger.learn(unknown)
+            else:
+                return
 
     async def _admit_due(self, queue: StoredQueue) -> None:
         async with queue.reading:

@@ -317,7 +317,7 @@ class StoredQueue:
                 waiter.set_result(None)
 
     def _to_wake(self) -> Iterator[asyncio.Future[None]]:
-        left = self.state.claimable
+        left = self.state.promised
         while self._waiters and left > 0:
             waiter = self._waiters.popleft()
             if not waiter.done():
