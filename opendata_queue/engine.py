@@ -109,7 +109,9 @@ class System:
             queues = await QueueStore.open(
                 objects, clock, _Deadlines(shard), lease_grace_ms=lease_grace_ms
             )
-            cursor = await queues.cursor(_OWNERS_SHARD)
+            cursor = shard.next_id & 0xFFFF_FFFF
+            if queues.names():
+                cursor = await queues.cursor(_OWNERS_SHARD)
         except BaseException:
             await shard.close()
             if queues is not None:
@@ -180,7 +182,9 @@ class System:
         """Make a queue of the messages that satisfy ``filter`` and are published from now on."""
         # Whatever was published before this call is not for this queue.
         await self._tailer.caught_up(self._shard.next_id & 0xFFFF_FFFF)
-        await self._queues.create(name, Filter.parse(filter), options or QueueOptions())
+        await self._queues.create(
+            name, Filter.parse(filter), options or QueueOptions(), lambda: self._tailer.cursor
+        )
         return self.get_queue(name)
 
     async def update_queue(

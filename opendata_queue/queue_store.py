@@ -190,8 +190,14 @@ class QueueStore:
     def names(self) -> list[str]:
         return sorted(self._queues)
 
-    async def create(self, name: str, filter: Filter, options: QueueOptions) -> None:
-        """Make a queue; it gets the messages that are routed from now on."""
+    async def create(
+        self,
+        name: str,
+        filter: Filter,
+        options: QueueOptions,
+        cursor: Callable[[], tuple[int, int]],
+    ) -> None:
+        """Make a queue; it gets the messages that are routed from now on, from ``cursor`` on."""
         check_name(name)
         async with self._administering:
             if name in self._queues:
@@ -200,6 +206,7 @@ class QueueStore:
             queue = self._make(name, filter, options, self.clock.now_ms())
             queue.put_settings(self.committer.rows)
             queue.put_state(self.committer.rows, everything=True)
+            self.put_cursor(*cursor())
             await self.committer.wait(self.committer.commit())
 
     async def update(self, name: str, *, filter: Filter, options: QueueOptions) -> None:
@@ -410,6 +417,8 @@ class QueueStore:
         changed, self._changed = self._changed, {}
         for queue in changed:
             queue.put_state(rows)
+        if not rows:
+            return
         rows.put(_CLOCK_KEY, ClockMark(now=self.clock.now_ms()).encode())
         for queue in changed:
             queue.batch_is_durable()

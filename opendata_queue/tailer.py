@@ -49,6 +49,11 @@ class Tailer:
         self._moved = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"tail shard {shard}")
 
+    @property
+    def cursor(self) -> tuple[int, int]:
+        """The shard, and the sequence up to which its log is routed."""
+        return self._shard, self._next
+
     def hand_over(self, messages: Sequence[Published]) -> None:
         """Take messages that are durable in the log, in its order, right after those before."""
         if len(self._handed_over) + len(messages) > HANDED_OVER_AT_MOST:
@@ -121,6 +126,11 @@ class Tailer:
     def _route(self, messages: Sequence[Published]) -> None:
         """Route what was not routed yet, and move the cursor, in the batch that gathers."""
         store = self._store
+        if not len(store.index):
+            # Without queues there is nothing to remember: the first one starts where we are then.
+            self._next = max(self._next, (messages[-1].message_id & 0xFFFF_FFFF) + 1)
+            self._moved.set()
+            return
         now = store.clock.now_ms()
         changed = {}
         for message in messages:

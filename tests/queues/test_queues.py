@@ -22,7 +22,7 @@ from opendata_queue import (
     StoreSettings,
     System,
 )
-from opendata_queue.store import Database, Objects
+from opendata_queue.store import Database, Objects, Rows
 from opendata_queue.testing import ManualClock
 
 
@@ -96,6 +96,30 @@ async def test_a_queue_holds_what_is_published_after_it_was_made(system: System)
     await publish(system, b"after")
 
     assert payloads(await system.claim("q", 10)) == [b"after"]
+
+
+async def test_without_queues_nothing_is_written_for_them(
+    root: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits: list[str] = []
+    commit = Database.commit
+
+    async def watched(self: Database, rows: Rows) -> None:
+        commits.append(self.name)
+        await commit(self, rows)
+
+    monkeypatch.setattr(Database, "commit", watched)
+    async with await System.open(root, clock=clock) as system:
+        await publish(system, b"a", b"b")
+    async with await System.open(root, clock=clock) as system:
+        await publish(system, b"c")
+        assert not [name for name in commits if "/queues/" in name]
+
+        await system.create_queue("q")
+        await publish(system, b"d")
+    async with await System.open(root, clock=clock) as system:
+        await system._tailer.caught_up()
+        assert payloads(await system.claim("q", 10)) == [b"d"]
 
 
 async def test_everything_is_as_it_was_after_a_reopen(root: str, clock: ManualClock) -> None:
