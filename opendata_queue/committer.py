@@ -46,7 +46,8 @@ class GroupCommitter:
     written after it. All callers get the error.
 
     ``prepare`` is called with the rows of a batch right before it is committed, to add what is
-    only worth encoding once for all callers of the batch.
+    only worth encoding once for all callers of the batch. ``on_stop`` is called when a failure has
+    stopped it.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class GroupCommitter:
         database: Database,
         limits: CommitLimits,
         prepare: Callable[[Rows], None] | None = None,
+        on_stop: Callable[[], None] | None = None,
     ) -> None:
         self._database = database
+        self._on_stop = on_stop
         self._limits = limits
         self._prepare = prepare
         self._batch = _Batch(1)
@@ -181,3 +184,5 @@ class GroupCommitter:
                 batch.done.set_exception(failure)
                 batch.done.exception()  # seen, even if its callers were all cancelled
         self._room.set()
+        if self._on_stop is not None:
+            self._on_stop()

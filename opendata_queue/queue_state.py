@@ -171,6 +171,8 @@ class QueueState:
         self._in_flight: dict[int, tuple[Held, bytes]] = {}
         self._leases: list[tuple[int, int]] = []
         self._deadline_unknown: set[int] = set()
+        self._claims_after = 0
+        self._last_claim_at = 0
         self._done_open = [] if done is None else [m.encode() for m in done.messages]
         self._failed_open = (
             {} if failed is None else {m.message_id: m.encode() for m in failed.messages}
@@ -200,6 +202,7 @@ class QueueState:
                 n.message_id, n.priority, n.claimed_at, n.lease_deadline, n.attempts, None, ""
             )
             self._in_flight[n.message_id] = held, n.encode()
+            self._last_claim_at = max(self._last_claim_at, n.claimed_at)
             heapq.heappush(self._leases, (n.lease_deadline, n.message_id))
             self._deadline_unknown.add(n.message_id)
 
@@ -366,6 +369,8 @@ class QueueState:
         held = self._valid(claim, now)
         if held is None:
             return False
+        # Its next claim has the same number of attempts, so it must differ in its time.
+        self._claims_after = self._last_claim_at + 1
         self._return(held, visible_at=now, attempts=held.attempts - 1, now=now)
         return True
 
@@ -400,10 +405,11 @@ class QueueState:
             )
 
     def _hold(self, message: Waiting, now: int, lease_ms: int, consumer: str) -> Held:
+        self._last_claim_at = max(now, self._claims_after)
         held = Held(
             message.message_id,
             message.priority,
-            now,
+            self._last_claim_at,
             now + lease_ms,
             min(message.attempts + 1, MAX_ATTEMPTS_COUNTED),
             message.retention_deadline,
@@ -491,9 +497,14 @@ class QueueState:
         self._changes.delete_failure(message_id)
         return self._failed_open.pop(message_id, None) is not None
 
+    def failed_open(self, message_id: int) -> bool:
+        """Whether a failed message's entry is in the open bucket."""
+        return message_id in self._failed_open
+
     def replay(self, message_id: int, failure: Failure, now: int) -> bool:
         """Make a failed message available again, with all its attempts; as ``forget_failed``."""
         was_open = self.forget_failed(message_id, failure)
+        self._claims_after = self._last_claim_at + 1  # its attempts begin again
         self.route(Waiting(failure.priority, message_id, now, failure.retention_deadline, 0), now)
         return was_open
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -96,7 +95,7 @@ class QueueStore:
         self._queues: dict[str, StoredQueue] = {}
         self._changed: dict[StoredQueue, None] = {}
         self.index: FilterIndex[str] = FilterIndex()
-        self.committer = GroupCommitter(database, limits, self._prepare)
+        self.committer = GroupCommitter(database, limits, self._prepare, self._wake_everybody)
         self.ledger = AttemptsLedger(database)
         self._administering = asyncio.Lock()
 
@@ -134,12 +133,16 @@ class QueueStore:
 
     async def close(self) -> None:
         """End all waiting, commit what has gathered, and close."""
-        for queue in self._queues.values():
-            queue.wake_all()
+        self._wake_everybody()
         try:
             await self.committer.close()
         finally:
             await self._database.close()
+
+    def _wake_everybody(self) -> None:
+        """Let those who wait find out that it is over."""
+        for queue in self._queues.values():
+            queue.wake_all()
 
     async def _load(self) -> None:
         """Read what is hot of every queue: six records each, however long its backlog."""
@@ -252,9 +255,7 @@ class QueueStore:
             left = give_up_at - loop.time()
             if claimed or left <= 0:
                 return claimed
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, self._seconds_to_next_event(queue))):
-                    await queue.waiter()
+            await queue.wait(min(left, self._seconds_to_next_event(queue)))
             self.committer.check_open()
 
     def _seconds_to_next_event(self, queue: StoredQueue) -> float:
@@ -440,13 +441,11 @@ class QueueStore:
         self, name: str, message_ids: Iterable[int], *, again: bool
     ) -> list[int]:
         queue = self.queue(name)
+        ids = list(dict.fromkeys(message_ids))
         finished = []
         # Held until the commit is durable: whoever comes next must see that they are gone.
         async with queue.reading:
-            found = [(one, await queue.failure(one)) for one in dict.fromkeys(message_ids)]
-            failed = [(one, failure) for one, failure in found if failure is not None]
-            buckets = await self._sealed_buckets(queue, {f.bucket for _, f in failed})
-            await self.committer.room()
+            failed, buckets = await self._read_failed(queue, ids)
             now = self.clock.now_ms()
             for message_id, failure in failed:
                 if again:
@@ -464,6 +463,26 @@ class QueueStore:
                 queue.wake()
                 await self.committer.wait(done)
         return finished
+
+    async def _read_failed(
+        self, queue: StoredQueue, message_ids: list[int]
+    ) -> tuple[list[tuple[int, Failure]], dict[int, dict[int, bytes]]]:
+        """Those ids that have failed, and the sealed buckets that they are in.
+
+        A bucket can be sealed while we read; then it is read again.
+        """
+        while True:
+            # Reads see what is durable: first let everything become that.
+            await self.committer.wait(self.committer.commit())
+            found = [(one, await queue.failure(one)) for one in message_ids]
+            failed = [(one, failure) for one, failure in found if failure is not None]
+            buckets = await self._sealed_buckets(queue, {f.bucket for _, f in failed})
+            await self.committer.room()
+            if all(
+                queue.state.failed_open(one) or one in buckets.get(failure.bucket, {})
+                for one, failure in failed
+            ):
+                return failed, buckets
 
     async def _sealed_buckets(
         self, queue: StoredQueue, numbers: set[int]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from odq_encodings import (
@@ -124,7 +123,7 @@ class StoredQueue:
         self._counters_key = QueueCountersKey(queue_id=self.queue_id).encode()
         self._backlog_overlay: Overlay[tuple[int, int]] = Overlay()
         self._schedule_overlay: Overlay[tuple[int, int]] = Overlay()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: dict[asyncio.Future[None], None] = {}
         self.reading = asyncio.Lock()
         """Held by whoever moves messages out of the indexes."""
         self.state = QueueState(options.rules(), self)
@@ -299,30 +298,36 @@ class StoredQueue:
 
     # --- waiting consumers ------------------------------------------------------------------------
 
-    def waiter(self) -> asyncio.Future[None]:
-        """A future that is done when there may be something to claim; first come, first served."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        return waiter
+    async def wait(self, seconds: float) -> None:
+        """Wait until there may be something to claim; first come, first served."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[turn] = None
+        try:
+            async with asyncio.timeout(seconds):
+                await turn
+        except TimeoutError:
+            return
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was our turn: let the next one have it
+                self.wake()
+            raise
+        finally:
+            self._waiters.pop(turn, None)
 
     def wake(self) -> None:
         """Wake as many of those who wait as there are messages for."""
-        for waiter in self._to_wake():
-            waiter.set_result(None)
+        self._wake(self.state.promised)
 
     def wake_all(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        self._wake(len(self._waiters))
 
-    def _to_wake(self) -> Iterator[asyncio.Future[None]]:
-        left = self.state.promised
-        while self._waiters and left > 0:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                left -= 1
-                yield waiter
+    def _wake(self, count: int) -> None:
+        while self._waiters and count > 0:
+            turn = next(iter(self._waiters))
+            del self._waiters[turn]
+            if not turn.done():
+                turn.set_result(None)
+                count -= 1
 
 
 def _due_order(message: Waiting) -> tuple[int, int]:
