@@ -15,7 +15,6 @@ from odq_encodings import (
     IdempotencyRecord,
     MessageMetadata,
     UriPayload,
-    encode_headers,
     encode_inline_payload,
     encode_message_metadata,
     encode_metadata_log_key,
@@ -27,8 +26,8 @@ from opendata_queue.errors import InvalidInputError, StoreUnavailableError
 from opendata_queue.idempotency import HeldKeys, IdempotencyKeys, Scoped, record_key
 from opendata_queue.messages import NewMessage, Published, StoredMessage
 from opendata_queue.metadata_log import MetadataLog
-from opendata_queue.payloads import Blob, PayloadStore, is_user_uri
-from opendata_queue.recent import RecentMessages
+from opendata_queue.payloads import PayloadStore, is_user_uri
+from opendata_queue.recent import CheckedMessage, RecentMessages
 from opendata_queue.sequences import KEY as SEQ_BLOCK_KEY
 from opendata_queue.sequences import Sequences
 from opendata_queue.store import Database, Objects, Rows
@@ -72,25 +71,6 @@ class PublishOptions:
                 raise InvalidInputError(f"{name} is {value!r}, not within 0 to {most}")
 
 
-class _Checked:
-    """A message that can be stored: everything but its id and its received-at time."""
-
-    __slots__ = ("blob", "encoded_headers", "headers", "key", "message", "payload_value")
-
-    def __init__(self, message: NewMessage, payload_value: bytes | None) -> None:
-        self.message = message
-        self.headers = dict(message.headers)  # ours: the caller may change theirs
-        self.encoded_headers = encode_headers(self.headers.items())
-        self.payload_value = payload_value
-        self.blob: Blob | None = None
-        self.key: Scoped | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """What it adds to a commit, roughly; a blob adds only its reference."""
-        return len(self.encoded_headers) + len(self.payload_value or b"")
-
-
 class MessageShard:
     """The writer of one shard. Nothing that it returns is not durable."""
 
@@ -115,8 +95,9 @@ class MessageShard:
         self._keys = IdempotencyKeys(database, clock)
         self.payloads = PayloadStore(database, objects, shard, clock)
         self.recent = RecentMessages(options.recent_bytes)
-        self.on_durable: Callable[[Sequence[Published]], None] | None = None
-        """Told of messages in the order of the log, once they are durable."""
+        self.on_durable: Callable[[int, Callable[[], list[Published]]], None] | None = None
+        """Told of messages in the order of the log, once they are durable: the last one's id, and
+        what makes the list of them, for whoever wants it."""
         self.log = MetadataLog(database)
 
     @classmethod
@@ -188,7 +169,7 @@ class MessageShard:
         finally:
             await self._database.close()
 
-    async def _store_held(self, checked: list[_Checked], held: HeldKeys) -> list[int]:
+    async def _store_held(self, checked: list[CheckedMessage], held: HeldKeys) -> list[int]:
         try:
             # What is known is durable, but after a failure nothing is acknowledged any more.
             self._committer.check_open()
@@ -196,14 +177,14 @@ class MessageShard:
         finally:
             self._keys.release(held)
 
-    async def _store(self, checked: list[_Checked], known: dict[Scoped, int]) -> list[int]:
+    async def _store(self, checked: list[CheckedMessage], known: dict[Scoped, int]) -> list[int]:
         new = _without_repeats(checked, known)
         ids = await self._store_new(new) if new else range(0)
         if len(new) == len(checked):
             return list(ids)
         return _with_repeats(checked, ids, known)
 
-    async def _store_new(self, new: list[_Checked]) -> range:
+    async def _store_new(self, new: list[CheckedMessage]) -> range:
         self._committer.check_open()
         await self._store_blobs(new)
         await self._wait_for_room_and_sequences(len(new))
@@ -212,7 +193,7 @@ class MessageShard:
         await self._committer.wait(self._commit(new, first_id))
         return range(first_id, first_id + len(new))
 
-    async def _store_blobs(self, messages: list[_Checked]) -> None:
+    async def _store_blobs(self, messages: list[CheckedMessage]) -> None:
         large = [message for message in messages if message.payload_value is None]
         payloads = [message.message.payload or b"" for message in large]
         for message, blob in zip(large, await self.payloads.store_blobs(payloads), strict=True):
@@ -236,7 +217,7 @@ class MessageShard:
             await self._committer.wait(self._committer.add(rows, urgent=True))
             self._sequences.block_is_durable(block)
 
-    def _commit(self, messages: list[_Checked], first_id: int) -> asyncio.Future[None]:
+    def _commit(self, messages: list[CheckedMessage], first_id: int) -> asyncio.Future[None]:
         now_ms = self._clock.now_ms()
         rows = Rows()
         for message_id, message in enumerate(messages, first_id):
@@ -257,23 +238,18 @@ class MessageShard:
         done.add_done_callback(durable)
         return done
 
-    def _are_durable(self, messages: list[_Checked], first_id: int, now_ms: int) -> None:
-        published = [
-            Published(
-                message_id,
-                *_in_order(checked.message, now_ms),
-                checked.message.retention_seconds,
-                checked.headers,
-            )
-            for message_id, checked in enumerate(messages, first_id)
-        ]
+    def _are_durable(self, messages: list[CheckedMessage], first_id: int, now_ms: int) -> None:
         if self.on_durable is not None:
-            self.on_durable(published)
-        for checked, one in zip(messages, published, strict=True):
-            if checked.blob is None:
-                self.recent.add(checked.message, one, checked.size_bytes)
+            self.on_durable(
+                first_id + len(messages) - 1,
+                lambda: [
+                    checked.published(message_id, now_ms)
+                    for message_id, checked in enumerate(messages, first_id)
+                ],
+            )
+        self.recent.add_many(first_id, messages, now_ms)
 
-    def _put_rows(self, rows: Rows, message_id: int, checked: _Checked, now_ms: int) -> None:
+    def _put_rows(self, rows: Rows, message_id: int, checked: CheckedMessage, now_ms: int) -> None:
         message = checked.message
         retention = message.retention_seconds
         ttl_ms = retention * 1000 + _TTL_GRACE_MS if retention else None
@@ -307,7 +283,7 @@ class MessageShard:
                 ttl_ms=window_ms + _TTL_GRACE_MS,
             )
 
-    def _check(self, messages: Sequence[NewMessage]) -> list[_Checked]:
+    def _check(self, messages: Sequence[NewMessage]) -> list[CheckedMessage]:
         if not isinstance(messages, Sequence):
             raise InvalidInputError(f"messages are a {type(messages).__name__}, not a list")
         if len(messages) > MAX_MESSAGES_AT_ONCE:
@@ -331,13 +307,13 @@ class MessageShard:
         return checked
 
 
-def _check(message: NewMessage, inline_bytes: int) -> _Checked:
+def _check(message: NewMessage, inline_bytes: int) -> CheckedMessage:
     """Encode what can be encoded without an id; refuse what can't be stored."""
     if not isinstance(message, NewMessage):
         raise InvalidInputError(f"is a {type(message).__name__}, not a NewMessage")
     if not isinstance(message.headers, Mapping):
         raise InvalidInputError(f"headers are a {type(message.headers).__name__}, not a mapping")
-    checked = _Checked(message, _payload_value(message, inline_bytes))
+    checked = CheckedMessage(message, _payload_value(message, inline_bytes))
     delay_ms, visible_at_ms = message.delay_ms, message.visible_at_ms
     if delay_ms is not None:
         if visible_at_ms is not None:
@@ -393,7 +369,9 @@ def _scoped_key(message: NewMessage, key: str) -> Scoped:
     return scoped
 
 
-def _without_repeats(checked: list[_Checked], known: dict[Scoped, int]) -> list[_Checked]:
+def _without_repeats(
+    checked: list[CheckedMessage], known: dict[Scoped, int]
+) -> list[CheckedMessage]:
     """The messages to store: none whose key is known, and of equal keys the first."""
     seen = set(known)
     new = []
@@ -407,7 +385,7 @@ def _without_repeats(checked: list[_Checked], known: dict[Scoped, int]) -> list[
 
 
 def _with_repeats(
-    checked: list[_Checked], ids: Iterable[int], known: dict[Scoped, int]
+    checked: list[CheckedMessage], ids: Iterable[int], known: dict[Scoped, int]
 ) -> list[int]:
     """An id for every message: those of repeats are the ids of the first with that key."""
     fresh = iter(ids)
@@ -428,11 +406,6 @@ def _unless_expired(message: StoredMessage | None, now_ms: int) -> StoredMessage
         return message
     deadline = message.received_at_ms + message.retention_seconds * 1000
     return None if now_ms > deadline else message
-
-
-def _in_order(message: NewMessage, received_at: int) -> tuple[int, int, int]:
-    created_at, visible_at = message.times(received_at)
-    return created_at, received_at, visible_at
 
 
 def _stored(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from opendata_queue.filters import SystemFields
@@ -54,8 +54,12 @@ class Tailer:
         """The shard, and the sequence up to which its log is routed."""
         return self._shard, self._next
 
-    def hand_over(self, messages: Sequence[Published]) -> None:
+    def hand_over(self, last_id: int, listed: Callable[[], list[Published]]) -> None:
         """Take messages that are durable in the log, in its order, right after those before."""
+        if self._idle.is_set() and not len(self._store.index):
+            self._next = max(self._next, (last_id & 0xFFFF_FFFF) + 1)
+            return
+        messages = listed()
         if len(self._handed_over) + len(messages) > HANDED_OVER_AT_MOST:
             self._handed_over.clear()
             self._behind = True
