@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,6 +11,9 @@ from odq_encodings.key_prefix import RecordType
 from odq_encodings.reader import Reader
 from odq_encodings.record import MessageIdKey, Record
 from odq_encodings.utf8 import encode_utf8
+
+_KEY_PREFIX = RecordType.ATTEMPTS.prefix
+_pack_key = struct.Struct(">2sQ").pack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,3 +43,11 @@ class Attempts(Record):
         return cls(
             consumer_ids=tuple(reader.utf8(f"consumer_ids[{index}]") for index in range(count))
         )
+
+
+def encode_attempts_key(message_id: int) -> bytes:
+    """``AttemptsKey(message_id=message_id).encode()`` without the object (bulk path)."""
+    try:
+        return _pack_key(_KEY_PREFIX, message_id)
+    except (struct.error, OverflowError):
+        return AttemptsKey(message_id=message_id).encode()  # names what is wrong

@@ -22,10 +22,8 @@ class BlobReferenceKey(Record):
     blob_id: bytes
 
     def encode(self) -> bytes:
-        if not isinstance(self.blob_id, bytes) or len(self.blob_id) != BLOB_ID_BYTES:
-            reason = f"{shown(self.blob_id)} is not {BLOB_ID_BYTES} bytes"
-            raise EncodingError(reason, record="BlobReferenceKey", field="blob_id")
-        return RecordType.BLOB_REFERENCE.prefix + self.blob_id
+        blob_id = checked_blob_id(self.blob_id, record="BlobReferenceKey")
+        return RecordType.BLOB_REFERENCE.prefix + blob_id
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
@@ -40,3 +38,10 @@ class BlobReference(IntegerRecord):
     layout = IntegerRun("<", message_id="Q")
 
     message_id: int
+
+
+def checked_blob_id(blob_id: bytes, *, record: str) -> bytes:
+    if not isinstance(blob_id, bytes) or len(blob_id) != BLOB_ID_BYTES:
+        reason = f"{shown(blob_id)} is not {BLOB_ID_BYTES} bytes"
+        raise EncodingError(reason, record=record, field="blob_id")
+    return blob_id

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import struct
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import starmap
+from operator import add
 from typing import Final, Self
 
 from odq_encodings.arrays import checked_elements
@@ -32,6 +36,14 @@ _FIXED_PART = IntegerRun(
     retention_seconds="I",
     header_count="B",
 )
+_CACHED_HEADERS_BYTES: Final = 512
+_LENGTH = struct.Struct("<H")
+_pack_length = _LENGTH.pack
+_unpack_length = _LENGTH.unpack_from
+_encode_text = str.encode
+_pack_sequence = _SEQUENCE.struct.pack
+_pack_fixed_part = _FIXED_PART.struct.pack
+_unpack_fixed_part = _FIXED_PART.struct.unpack_from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +86,18 @@ _DEFAULT_PREFIX: Final = metadata_log_prefix()
 
 def encode_metadata_log_key(sequence: int, prefix: bytes = _DEFAULT_PREFIX) -> bytes:
     """A ``MetadataLogKey`` without the object (bulk path)."""
-    return prefix + _SEQUENCE.pack_trusted("MetadataLogKey", sequence)
+    try:
+        return prefix + _pack_sequence(sequence)
+    except (struct.error, OverflowError):
+        return prefix + _SEQUENCE.pack("MetadataLogKey", sequence)  # names what is wrong
+
+
+def encode_metadata_log_keys(sequences: range) -> list[bytes]:
+    """``encode_metadata_log_key`` of each, at a third of the cost."""
+    try:
+        return list(map(_DEFAULT_PREFIX.__add__, map(_pack_sequence, sequences)))
+    except (struct.error, OverflowError):
+        return list(map(encode_metadata_log_key, sequences))  # names what is wrong
 
 
 def _instance_of(reader: Reader) -> str | None:
@@ -121,6 +144,21 @@ class MessageMetadata(Record):
         return fixed_part + headers
 
     @classmethod
+    def decode(cls, data: bytes) -> Self:
+        fields = _read_plainly(data) if data.__class__ is bytes else None
+        if fields is None:
+            return super(MessageMetadata, cls).decode(data)  # slowly, and says what is wrong
+        message_id, created_at, received_at, visible_at, retention_seconds, headers = fields
+        return cls(
+            message_id=message_id,
+            created_at=created_at,
+            received_at=received_at,
+            visible_at=visible_at,
+            retention_seconds=retention_seconds,
+            headers=headers,
+        )
+
+    @classmethod
     def read(cls, reader: Reader) -> Self:
         message_id, created_at, received_at, visible_at, retention_seconds, count = reader.integers(
             _FIXED_PART
@@ -138,6 +176,62 @@ class MessageMetadata(Record):
         )
 
 
+MetadataFields = tuple[int, int, int, int, int, tuple[tuple[str, str], ...]]
+
+
+def message_metadata_fields(data: bytes) -> MetadataFields:
+    """The fields of ``MessageMetadata.decode(data)``, in their order, without the object (bulk
+    path)."""
+    fields = _read_plainly(data) if data.__class__ is bytes else None
+    if fields is not None:
+        return fields
+    decoded = MessageMetadata.decode(data)
+    return (
+        decoded.message_id,
+        decoded.created_at,
+        decoded.received_at,
+        decoded.visible_at,
+        decoded.retention_seconds,
+        decoded.headers,
+    )
+
+
+def _read_plainly(data: bytes) -> MetadataFields | None:
+    """The fields of a whole record, in a third of the time that a reader takes; none if it is not
+    right in every respect."""
+    try:
+        message_id, created_at, received_at, visible_at, retention_seconds, count = (
+            _unpack_fixed_part(data)
+        )
+    except struct.error:
+        return None
+    encoded = data[_FIXED_PART.size :]
+    read = _cached_headers if len(encoded) <= _CACHED_HEADERS_BYTES else _read_headers
+    headers = read(encoded, count)
+    if headers is None:
+        return None
+    return message_id, created_at, received_at, visible_at, retention_seconds, headers
+
+
+def _read_headers(encoded: bytes, count: int) -> tuple[tuple[str, str], ...] | None:
+    """The headers that a record ends with; none if they are not right in every respect."""
+    headers = []
+    offset = 0
+    try:
+        for _ in range(count):
+            start = offset + 2
+            end = start + _unpack_length(encoded, offset)[0]
+            offset = end + 2 + _unpack_length(encoded, end)[0]
+            headers.append((encoded[start:end].decode(), encoded[end + 2 : offset].decode()))
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return tuple(headers) if offset == len(encoded) else None
+
+
+# Most messages have the headers of many others.
+_cached_headers = lru_cache(maxsize=4096)(_read_headers)
+
+
 def encode_message_metadata(
     message_id: int,
     created_at: int,
@@ -148,16 +242,31 @@ def encode_message_metadata(
     headers: bytes,
 ) -> bytes:
     """A ``MessageMetadata`` without the object, its headers encoded already (bulk path)."""
-    fixed_part = _FIXED_PART.pack_trusted(
-        "MessageMetadata",
-        message_id,
-        created_at,
-        received_at,
-        visible_at,
-        retention_seconds,
-        header_count,
-    )
-    return fixed_part + headers
+    fixed_part = (
+        message_id, created_at, received_at, visible_at, retention_seconds, header_count
+    )  # fmt: skip
+    try:
+        return _pack_fixed_part(*fixed_part) + headers
+    except (struct.error, OverflowError):
+        return _FIXED_PART.pack("MessageMetadata", *fixed_part) + headers  # names what is wrong
+
+
+def encode_messages_metadata(
+    message_ids: Sequence[int],
+    created_at: Sequence[int],
+    received_at: Sequence[int],
+    visible_at: Sequence[int],
+    retention_seconds: Sequence[int],
+    header_counts: Sequence[int],
+    headers: Sequence[bytes],
+) -> list[bytes]:
+    """``encode_message_metadata`` of each, given by column, at half of the cost."""
+    fixed = (message_ids, created_at, received_at, visible_at, retention_seconds, header_counts)
+    try:
+        return list(map(add, map(_pack_fixed_part, *fixed), headers))
+    except (struct.error, OverflowError):
+        columns = zip(*fixed, headers, strict=True)
+        return list(starmap(encode_message_metadata, columns))  # names what is wrong
 
 
 def encode_headers(headers: Collection[tuple[str, str]]) -> bytes:
@@ -166,24 +275,37 @@ def encode_headers(headers: Collection[tuple[str, str]]) -> bytes:
     A pair is a ``tuple``, and nothing but text has ``str.encode``.
     """
     parts: list[bytes] = []
+    add = parts.append
     try:
         count = len(headers)
         for pair in headers:
             if type(pair) is not tuple:
                 return _encode_headers_by_name(headers)
             key, value = pair
-            raw_key, raw_value = str.encode(key), str.encode(value)
-            parts += (
-                len(raw_key).to_bytes(2, "little"),
-                raw_key,
-                len(raw_value).to_bytes(2, "little"),
-                raw_value,
-            )
-    except (TypeError, ValueError, OverflowError):
+            raw_value = _encode_text(value)
+            # Of the cache only what is surely equal to what it holds, and not large.
+            if key.__class__ is str and len(key) <= _CACHED_KEY_CHARACTERS:
+                add(_cached_key(key))
+            else:
+                add(_header_key(key))
+            add(_pack_length(len(raw_value)))
+            add(raw_value)
+    except (TypeError, ValueError, OverflowError, struct.error):
         return _encode_headers_by_name(headers)
     if count > MAX_HEADERS:
         raise _too_many(count)
     return b"".join(parts)
+
+
+def _header_key(key: str) -> bytes:
+    """A key of a header as ``Utf8``."""
+    raw = str.encode(key)
+    return len(raw).to_bytes(2, "little") + raw
+
+
+# The same few come with every message.
+_cached_key = lru_cache(maxsize=1024)(_header_key)
+_CACHED_KEY_CHARACTERS: Final = 64
 
 
 def _encode_headers_by_name(headers: Collection[tuple[str, str]]) -> bytes:

