@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -40,8 +41,8 @@ METHODS = ("GET", "PUT", "POST", "DELETE", "HEAD", "LIST")
 
 HOST = "127.0.0.1"
 STOP_TIMEOUT_S = 5.0
-ADMIN_TIMEOUT_S = 30.0
-FAULT_TIMEOUT_S = 30.0
+ADMIN_TIMEOUT_S = 120.0
+FAULT_TIMEOUT_S = 120.0
 
 _ADMIN_PREFIX = "/_odq/"
 _LIST_PARAMETERS = {"list-type", "prefix", "delimiter", "marker", "max-keys", "encoding-type"}
@@ -213,6 +214,10 @@ class S3Server:
         """Remove all faults, release what is stalled, and count faulted requests from 0 again."""
         self._ask("heal")
 
+    def slow_down(self, latency_ms: float) -> None:
+        """Let every request take so much longer from now on, as if the store were far away."""
+        self._ask("slow_down", latency_ms=latency_ms)
+
     def faulted(self) -> int:
         """The number of requests that were hit by a fault since the last ``heal``."""
         return int(self._ask("wait", faulted=0, timeout_s=0)["faulted"])
@@ -233,8 +238,12 @@ class S3Server:
         """
         return dict(self._ask("requests"))
 
-    def reset_requests(self) -> None:
-        self._ask("reset")
+    def reset_requests(self, *, path_contains: str = "") -> None:
+        """Count from 0 again, and only requests with that in their path.
+
+        Others may be at work: a database that a test let go of polls until its process ends.
+        """
+        self._ask("reset", path_contains=path_contains)
 
     def _fault(
         self,
@@ -336,13 +345,15 @@ class _Counters:
         self._lock = threading.Lock()
         self.reset()
 
-    def reset(self) -> None:
+    def reset(self, path_contains: str = "") -> None:
         with self._lock:
+            self._path_contains = path_contains
             self._counts = dict.fromkeys((*METHODS, "bytes_in", "bytes_out"), 0)
 
-    def add(self, name: str, count: int = 1) -> None:
+    def add(self, path: str, name: str, count: int = 1) -> None:
         with self._lock:
-            self._counts[name] = self._counts.get(name, 0) + count
+            if self._path_contains in path:
+                self._counts[name] = self._counts.get(name, 0) + count
 
     def read(self) -> dict[str, int]:
         with self._lock:
@@ -365,6 +376,7 @@ class _Service:
         self._one_at_a_time = threading.Lock()
         self._faults = _Faults()
         self._counters = _Counters()
+        self._latency_ms = 0.0
 
     def answer(self, environ: WSGIEnvironment, body: bytes) -> _Answer | None:
         """The answer to a request, or None to close the connection without one."""
@@ -372,11 +384,13 @@ class _Service:
         if path.startswith(_ADMIN_PREFIX):
             return self._administer(path.removeprefix(_ADMIN_PREFIX), body)
         method, path = _classify(environ, path)
-        self._counters.add(method)
-        self._counters.add("bytes_in", len(body))
+        self._counters.add(path, method)
+        self._counters.add(path, "bytes_in", len(body))
+        if self._latency_ms:
+            time.sleep(self._latency_ms / 1000)
         answer = self._answer_unless_faulted(method, path, environ)
         if answer is not None:
-            self._counters.add("bytes_out", len(answer.body))
+            self._counters.add(path, "bytes_out", len(answer.body))
         return answer
 
     def _answer_unless_faulted(
@@ -430,13 +444,15 @@ class _Service:
                 self._faults.add(_Fault(action=action, **arguments))
             case "heal":
                 self._faults.heal()
+            case "slow_down":
+                self._latency_ms = float(arguments["latency_ms"])
             case "wait":
                 hits = self._faults.wait_for_hits(arguments["faulted"], arguments["timeout_s"])
                 return {"faulted": hits}
             case "requests":
                 return self._counters.read()
             case "reset":
-                self._counters.reset()
+                self._counters.reset(**arguments)
             case _:
                 raise LookupError("no such command")
         return {}
@@ -552,6 +568,7 @@ def _serve(*, check_credentials: bool) -> None:
     from werkzeug.serving import make_server
 
     app = create_backend_app("s3")
+    _copy_no_objects()
     service = _Service(app, check_credentials=check_credentials)
 
     class Handler(MotoRequestHandler):
@@ -578,6 +595,22 @@ def _serve(*, check_credentials: bool) -> None:
     print(server.port, flush=True)
     sys.stdout = sys.stderr  # nobody reads the pipe from here on
     server.serve_forever()
+
+
+def _copy_no_objects() -> None:
+    """Hand out an object's bytes as they are kept.
+
+    moto copies all of them for each request, also for one that wants a few bytes of a large object:
+    25 ms for 60 MB, where S3 takes as long as for a small one.
+    """
+    from moto.s3.models import FakeKey
+
+    def value(key: FakeKey) -> bytes:
+        with key.lock:
+            kept: bytes = key._value_buffer._file.getvalue()  # type: ignore[attr-defined]
+            return kept
+
+    FakeKey.value = property(value, FakeKey.value.fset)  # type: ignore[assignment,attr-defined]
 
 
 def _exit_with_parent() -> None:

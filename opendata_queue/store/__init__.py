@@ -1,22 +1,41 @@
 """The store seam: all that touches SlateDB and obstore is in this package."""
 
+from opendata_queue.store.batch_reader import Row
 from opendata_queue.store.batch_writer import Tier, active_tier
-from opendata_queue.store.database import Database, DatabaseReader, DatabaseReads
+from opendata_queue.store.bulk_database import BulkDatabase
+from opendata_queue.store.database import BlockCache, Database, DatabaseReader, DatabaseReads
+from opendata_queue.store.figures import Distribution, Figure
+from opendata_queue.store.last_calls import wait_for_last_calls
 from opendata_queue.store.location import Location, StoreKind
 from opendata_queue.store.objects import Objects, forget_memory_root
+from opendata_queue.store.packed_rows import AnyRows, PackedRows
 from opendata_queue.store.rows import Rows
+from opendata_queue.store.s3_access import S3Access
 from opendata_queue.store.settings import StoreSettings
+from opendata_queue.store.translation import NO_DATABASE
+from opendata_queue.store.upkeep import Upkeep
 
 __all__ = [
+    "NO_DATABASE",
+    "AnyRows",
+    "BlockCache",
+    "BulkDatabase",
     "Database",
     "DatabaseReader",
     "DatabaseReads",
+    "Distribution",
+    "Figure",
     "Location",
     "Objects",
+    "PackedRows",
+    "Row",
     "Rows",
+    "S3Access",
     "StoreKind",
     "StoreSettings",
     "Tier",
+    "Upkeep",
     "active_tier",
     "forget_memory_root",
+    "wait_for_last_calls",
 ]

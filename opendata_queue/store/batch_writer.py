@@ -4,7 +4,7 @@ The stock binding copies every byte in a Python loop and hops through the event 
 for each call. There are three tiers, which write the same rows and raise the same errors:
 
 - **compiled**: a C helper (`native/batch_writer.c`) gets all rows in one buffer and drives the
-  write and the flush itself, in a worker thread without the GIL.
+  write and the flush itself, in a thread of its own that never needs the GIL.
 - **ctypes**: the batch is filled through the binding's C symbols, then written by its public API.
 - **public**: the binding's public API alone.
 
@@ -15,6 +15,7 @@ they were written for; everything that is assumed is checked before the first wr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import enum
 import functools
@@ -26,14 +27,26 @@ import queue
 import struct
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 import slatedb.uniffi as slatedb
 
 from opendata_queue.errors import OdqError
-from opendata_queue.store.rows import HEADER, Op, Rows
+from opendata_queue.store.durable_files import WalSync
+from opendata_queue.store.native_jobs import (
+    FAILED,
+    OK,
+    CallStatus,
+    NativeJobs,
+    Outcome,
+    RustBuffer,
+    Wal,
+    log_unheard,
+)
+from opendata_queue.store.packed_rows import AnyRows
+from opendata_queue.store.rows import HEADER, Op
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +67,10 @@ class BatchWriterUnavailable(OdqError):
 
 async def commit_rows(
     db: slatedb.Db,
-    rows: Rows,
+    rows: AnyRows,
     *,
     after_flush: Callable[[], None] | None = None,
+    on_start: Callable[[], None] | None = None,
     tier: Tier | None = None,
 ) -> None:
     """Write `rows` as one atomic batch, make them durable, then run `after_flush` in a thread.
@@ -66,20 +80,23 @@ async def commit_rows(
     with it: everything written before is durable then. A flush with nothing to flush succeeds even
     on a fenced writer; only rows find out.
 
+    `on_start` is called in the event loop once the work has begun elsewhere: whoever computes from
+    then on does it beside the commit. Before that, it would keep the commit from starting.
+
     If the awaiting task is cancelled, the commit goes on to its end all the same; whether it
     succeeded is then unknown to the caller. Commits that run at the same time are not ordered among
     themselves: await one before starting the next if their order matters.
     """
-    await _writer(tier)(db, rows, True, after_flush)
+    await _writer(tier)(db, rows, True, after_flush, on_start)
 
 
-async def write_rows(db: slatedb.Db, rows: Rows, *, tier: Tier | None = None) -> None:
+async def write_rows(db: slatedb.Db, rows: AnyRows, *, tier: Tier | None = None) -> None:
     """Write `rows` as one atomic batch that is not durable before a later `commit_rows`.
 
     With no rows, nothing happens. Cancellation and order: as with `commit_rows`.
     """
     if rows:
-        await _writer(tier)(db, rows, False, None)
+        await _writer(tier)(db, rows, False, None, None)
 
 
 def active_tier() -> Tier:
@@ -90,10 +107,11 @@ def active_tier() -> Tier:
 # --- choosing a tier ------------------------------------------------------------------------------
 
 _AfterFlush = Callable[[], None] | None
-_Writer = Callable[[slatedb.Db, Rows, bool, _AfterFlush], Coroutine[Any, Any, None]]
+_OnStart = Callable[[], None] | None
+_Writer = Callable[[slatedb.Db, AnyRows, bool, _AfterFlush, _OnStart], Coroutine[Any, Any, None]]
 
 
-class _Unusable(Exception):
+class Unusable(Exception):
     """Why a tier cannot be used here."""
 
 
@@ -105,7 +123,7 @@ def _writer(tier: Tier | None) -> _Writer:
 def _forced(tier: Tier) -> _Writer:
     try:
         return _BUILDERS[tier]()
-    except _Unusable as reason:
+    except Unusable as reason:
         raise BatchWriterUnavailable(f"batch writer tier {tier} cannot be used: {reason}") from None
 
 
@@ -118,7 +136,7 @@ def _default() -> tuple[Tier, _Writer]:
     for tier, build in _BUILDERS.items():
         try:
             writer = build()
-        except _Unusable as reason:
+        except Unusable as reason:
             reasons.append(f"{tier} cannot be used: {reason}")
             continue
         if reasons:
@@ -169,53 +187,57 @@ SYMBOLS = (
     "ffi_slatedb_uniffi_rust_future_poll_void",
     "ffi_slatedb_uniffi_rust_future_complete_void",
     "ffi_slatedb_uniffi_rust_future_free_void",
+    "ffi_slatedb_uniffi_rustbuffer_free",
+    "uniffi_slatedb_uniffi_fn_free_db",
+    "uniffi_slatedb_uniffi_fn_method_db_scan_with_options",
+    "uniffi_slatedb_uniffi_fn_clone_dbreader",
+    "uniffi_slatedb_uniffi_fn_free_dbreader",
+    "uniffi_slatedb_uniffi_fn_method_dbreader_scan_with_options",
+    "uniffi_slatedb_uniffi_fn_clone_dbiterator",
+    "uniffi_slatedb_uniffi_fn_free_dbiterator",
+    "uniffi_slatedb_uniffi_fn_method_dbiterator_next_batch",
+    "ffi_slatedb_uniffi_rust_future_poll_rust_buffer",
+    "ffi_slatedb_uniffi_rust_future_complete_rust_buffer",
+    "ffi_slatedb_uniffi_rust_future_free_rust_buffer",
 )
 
 
-class _RustBuffer(ctypes.Structure):
-    # The binding's own structure, but with the address as an int: cheaper to read for each row.
-    _fields_ = (
-        ("capacity", ctypes.c_uint64),
-        ("len", ctypes.c_uint64),
-        ("data", ctypes.c_void_p),
-    )
-
-
-class _CallStatus(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_int8), ("error_buf", _RustBuffer))
-
-
-def _checked_binding() -> Any:
+def checked_binding() -> Any:
     """The binding's generated module, once it has proved to be the one this file knows."""
     version = importlib.metadata.version("slatedb")
     if version != SLATEDB_VERSION:
-        raise _Unusable(f"slatedb is {version}, not {SLATEDB_VERSION}")
+        raise Unusable(f"slatedb is {version}, not {SLATEDB_VERSION}")
     try:
         binding = importlib.import_module("slatedb.uniffi._slatedb_uniffi.slatedb")
         _check_symbols(binding._UniffiLib)
-        _check_layout(_RustBuffer, binding._UniffiRustBuffer)
-        _check_layout(_CallStatus, binding._UniffiRustCallStatus)
+        _check_layout(RustBuffer, binding._UniffiRustBuffer)
+        _check_layout(CallStatus, binding._UniffiRustCallStatus)
         _ = binding._uniffi_check_call_status, binding._UniffiFfiConverterTypeError
     except (ImportError, AttributeError) as error:
-        raise _Unusable(f"the slatedb binding lacks something: {error}") from None
+        raise Unusable(f"the slatedb binding lacks something: {error}") from None
     return binding
 
 
 def _check_symbols(library: Any) -> None:
     contract = library.ffi_slatedb_uniffi_uniffi_contract_version()
     if contract != CONTRACT_VERSION:
-        raise _Unusable(f"the uniffi contract version is {contract}, not {CONTRACT_VERSION}")
-    for name, expected in CHECKSUMS.items():
-        found = getattr(library, f"uniffi_slatedb_uniffi_checksum_{name}")()
-        if found != expected:
-            raise _Unusable(f"the API checksum of {name} is {found}, not {expected}")
+        raise Unusable(f"the uniffi contract version is {contract}, not {CONTRACT_VERSION}")
+    check_checksums(library, CHECKSUMS)
     for name in SYMBOLS:
         getattr(library, name)
 
 
+def check_checksums(library: Any, checksums: Mapping[str, int]) -> None:
+    """Compare the binding's functions with those that were known when the code was written."""
+    for name, expected in checksums.items():
+        found = getattr(library, f"uniffi_slatedb_uniffi_checksum_{name}")()
+        if found != expected:
+            raise Unusable(f"the API checksum of {name} is {found}, not {expected}")
+
+
 def _check_layout(ours: type[ctypes.Structure], theirs: type[ctypes.Structure]) -> None:
     if _layout(ours) != _layout(theirs):
-        raise _Unusable(f"{theirs.__name__} has the layout {_layout(theirs)}, not {_layout(ours)}")
+        raise Unusable(f"{theirs.__name__} has the layout {_layout(theirs)}, not {_layout(ours)}")
 
 
 def _layout(structure: type[ctypes.Structure]) -> list[tuple[str, int, int]]:
@@ -273,14 +295,20 @@ class _Workers:
 _workers = _Workers()
 
 
-async def _in_worker(work: Callable[[], None]) -> None:
-    """Run `work` in a thread to its end, even if the awaiting task is cancelled."""
+async def _in_worker(work: Callable[[], None], on_start: _OnStart = None) -> None:
+    """Run `work` in a thread to its end, even if the awaiting task is cancelled.
+
+    `on_start` is called in the loop when the thread is about to leave Python alone.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[BaseException | None] = loop.create_future()
 
     def job() -> None:
         error: BaseException | None = None
         try:
+            if on_start is not None:
+                with contextlib.suppress(RuntimeError):  # the loop was closed
+                    loop.call_soon_threadsafe(on_start)
             work()
         except BaseException as raised:
             error = raised
@@ -302,29 +330,61 @@ def _deliver(
         if not done.done():
             done.set_result(error)
         elif error is not None:
-            _log_unheard(error)
+            log_unheard(error)
 
     try:
         loop.call_soon_threadsafe(settle)
     except RuntimeError:  # the loop was closed, and with it whoever waited
         if error is not None:
-            _log_unheard(error)
-
-
-def _log_unheard(error: BaseException) -> None:
-    logger.error("a commit failed after its caller had gone: %r", error)
+            log_unheard(error)
 
 
 # --- tier: compiled -------------------------------------------------------------------------------
 
-NATIVE_ABI = 1
+NATIVE_ABI = 3
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 NATIVE_LIBRARY = Path(__file__).parent / "native" / f"_batch_writer{_SUFFIX}"
-_OK, _FAILED = 0, 1
+
+
+@functools.cache
+def native_jobs() -> NativeJobs:
+    """The C helper's threads; `Unusable` where it can't be used."""
+    binding = checked_binding()
+    helper = _load_native()
+    return NativeJobs(helper, _symbols(binding), binding, functools.partial(_raise_error, binding))
+
+
+def _symbols(binding: Any) -> Any:
+    addresses = [_address(binding._UniffiLib, name) for name in SYMBOLS]
+    return (ctypes.c_void_p * len(SYMBOLS))(*addresses)
 
 
 def _compiled() -> _Writer:
-    binding = _checked_binding()
+    jobs = native_jobs()
+    write = _blocking_write()
+
+    async def run(
+        db: slatedb.Db, rows: AnyRows, flush: bool, after_flush: _AfterFlush, on_start: _OnStart
+    ) -> None:
+        _check_db(db)
+        packed = rows.packed()
+        if after_flush is None or isinstance(after_flush, WalSync):
+            await jobs.write(db._handle, packed, flush=flush, sync=after_flush, on_start=on_start)
+            return
+
+        def work() -> None:
+            write(db, packed, flush)
+            after_flush()
+
+        await _in_worker(work, on_start)
+
+    return run
+
+
+def _blocking_write() -> Callable[[slatedb.Db, bytes, bool], None]:
+    """Writes in the thread that calls it, for whoever has Python to run right after it."""
+    binding = checked_binding()
+    symbols = _symbols(binding)
     odq_write = _load_native().odq_write
     odq_write.restype = ctypes.c_int32
     odq_write.argtypes = (
@@ -333,45 +393,33 @@ def _compiled() -> _Writer:
         ctypes.c_char_p,
         ctypes.c_uint64,
         ctypes.c_int32,
-        ctypes.POINTER(_CallStatus),
+        ctypes.POINTER(Wal),
+        ctypes.POINTER(CallStatus),
     )
-    addresses = [_address(binding._UniffiLib, name) for name in SYMBOLS]
-    symbols = (ctypes.c_void_p * len(SYMBOLS))(*addresses)
 
     def write(db: slatedb.Db, packed: bytes, flush: bool) -> None:
-        status = _CallStatus()
-        result = odq_write(symbols, db._handle, packed, len(packed), flush, status)
-        if result == _FAILED:
+        status = CallStatus()
+        result = odq_write(symbols, db._handle, packed, len(packed), flush, None, status)
+        if result == FAILED:
             _raise_error(binding, status)
-        if result != _OK:
+        if result != OK:
             raise AssertionError(f"the compiled batch writer returned {result}")
 
-    async def run(db: slatedb.Db, rows: Rows, flush: bool, after_flush: _AfterFlush) -> None:
-        _check_db(db)
-        packed = rows.packed()
-
-        def work() -> None:
-            write(db, packed, flush)
-            if after_flush is not None:
-                after_flush()
-
-        await _in_worker(work)
-
-    return run
+    return write
 
 
 def _load_native() -> ctypes.CDLL:
     if not NATIVE_LIBRARY.exists():
-        raise _Unusable(f"{NATIVE_LIBRARY.name} was not built at installation (no C compiler?)")
+        raise Unusable(f"{NATIVE_LIBRARY.name} was not built at installation (no C compiler?)")
     try:
         library = ctypes.CDLL(str(NATIVE_LIBRARY))
         layout = library.odq_layout
     except (OSError, AttributeError) as error:
-        raise _Unusable(f"{NATIVE_LIBRARY.name} cannot be loaded: {error}") from None
+        raise Unusable(f"{NATIVE_LIBRARY.name} cannot be loaded: {error}") from None
     expected = _native_layout()
     found = (ctypes.c_uint32 * len(expected))()
     if layout(found, ctypes.c_uint32(len(expected))) != len(expected) or [*found] != expected:
-        raise _Unusable(f"{NATIVE_LIBRARY.name} has the layout {[*found]}, not {expected}: rebuild")
+        raise Unusable(f"{NATIVE_LIBRARY.name} has the layout {[*found]}, not {expected}: rebuild")
     return library
 
 
@@ -379,13 +427,21 @@ def _native_layout() -> list[int]:
     """What `odq_layout` must answer."""
     return [
         NATIVE_ABI,
-        ctypes.sizeof(_RustBuffer),
-        _RustBuffer.len.offset,
-        _RustBuffer.data.offset,
-        ctypes.sizeof(_CallStatus),
-        _CallStatus.error_buf.offset,
+        ctypes.sizeof(RustBuffer),
+        RustBuffer.len.offset,
+        RustBuffer.data.offset,
+        ctypes.sizeof(CallStatus),
+        CallStatus.error_buf.offset,
         len(SYMBOLS) * ctypes.sizeof(ctypes.c_void_p),
         HEADER.size,
+        ctypes.sizeof(Wal),
+        Wal.descriptor.offset,
+        Wal.error_number.offset,
+        Wal.next.offset,
+        ctypes.sizeof(Outcome),
+        Outcome.result.offset,
+        Outcome.status.offset,
+        Outcome.rows.offset,
     ]
 
 
@@ -397,17 +453,21 @@ def _check_db(db: object) -> None:
 
 # --- tiers on the binding's own futures -----------------------------------------------------------
 
-_Fill = Callable[[Rows], slatedb.WriteBatch]
+_Fill = Callable[[AnyRows], slatedb.WriteBatch]
 _commits: set[asyncio.Task[None]] = set()  # the loop itself holds tasks only weakly
 
 
 def _on_public_futures(fill: _Fill) -> _Writer:
-    async def run(db: slatedb.Db, rows: Rows, flush: bool, after_flush: _AfterFlush) -> None:
+    async def run(
+        db: slatedb.Db, rows: AnyRows, flush: bool, after_flush: _AfterFlush, on_start: _OnStart
+    ) -> None:
         _check_db(db)
         batch = fill(rows) if rows else None
         commit = asyncio.create_task(_commit_batch(db, batch, flush, after_flush))
         _commits.add(commit)
         commit.add_done_callback(_commits.discard)
+        if on_start is not None:
+            on_start()
         await asyncio.shield(commit)
 
     return run
@@ -430,9 +490,9 @@ _pack_length = struct.Struct(">i").pack
 
 
 def _ctypes() -> _Writer:
-    binding = _checked_binding()
+    binding = checked_binding()
     library = binding._UniffiLib
-    status_type = ctypes.POINTER(_CallStatus)
+    status_type = ctypes.POINTER(CallStatus)
 
     def bind(symbol: str, result: Any, *arguments: Any) -> Any:
         # Own prototypes: the binding's are shared, and PYFUNCTYPE does not let go of the GIL,
@@ -440,7 +500,7 @@ def _ctypes() -> _Writer:
         prototype = ctypes.PYFUNCTYPE(result, *arguments, status_type)
         return prototype(_address(library, symbol))
 
-    u64, buffer = ctypes.c_uint64, _RustBuffer
+    u64, buffer = ctypes.c_uint64, RustBuffer
     method = "uniffi_slatedb_uniffi_fn_method_writebatch_"
     alloc = bind("ffi_slatedb_uniffi_rustbuffer_alloc", buffer, u64)
     clone = bind("uniffi_slatedb_uniffi_fn_clone_writebatch", u64, u64)
@@ -448,17 +508,17 @@ def _ctypes() -> _Writer:
     put_with_options = bind(f"{method}put_with_options", None, u64, buffer, buffer, buffer)
     delete = bind(f"{method}delete", None, u64, buffer)
 
-    def lower(content: bytes, status: _CallStatus) -> _RustBuffer:
-        lowered: _RustBuffer = alloc(len(content), status)
+    def lower(content: bytes, status: CallStatus) -> RustBuffer:
+        lowered: RustBuffer = alloc(len(content), status)
         if status.code:
             _raise_error(binding, status)
         ctypes.memmove(lowered.data, content, len(content))
         lowered.len = len(content)
         return lowered
 
-    def fill(rows: Rows) -> slatedb.WriteBatch:
+    def fill(rows: AnyRows) -> slatedb.WriteBatch:
         batch = slatedb.WriteBatch()
-        status = _CallStatus()
+        status = CallStatus()
         for op, key, value, ttl_ms in rows:
             lowered_key = lower(_pack_length(len(key)) + key, status)
             if op == Op.DELETE:
@@ -482,7 +542,7 @@ def _public() -> _Writer:
     return _on_public_futures(_fill_publicly)
 
 
-def _fill_publicly(rows: Rows) -> slatedb.WriteBatch:
+def _fill_publicly(rows: AnyRows) -> slatedb.WriteBatch:
     batch = slatedb.WriteBatch()
     for op, key, value, ttl_ms in rows:
         if op == Op.DELETE:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -20,28 +21,36 @@ from opendata_queue.errors import (
     StoreAccessError,
     StoreUnavailableError,
 )
+from opendata_queue.store.batch_reader import Row, first_rows, next_rows
 from opendata_queue.store.batch_writer import active_tier, commit_rows
 from opendata_queue.store.durable_files import (
-    TreeSync,
     WalSync,
     make_folder,
     set_torn_files_aside,
 )
+from opendata_queue.store.figures import Figure, slatedb_figures
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects import Objects
+from opendata_queue.store.recorder import new_recorder
 from opendata_queue.store.rows import Rows
-from opendata_queue.store.translation import translated
+from opendata_queue.store.settings import StoreSettings
+from opendata_queue.store.translation import NO_DATABASE, translated
+from opendata_queue.store.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
 
 SCAN_ROWS: Final = 1_000
 """Rows that a scan hands over at a time."""
 
+_REQUESTS: Final = "slatedb.object_store.request_count"
 _READS_AT_ONCE: Final = 32
+_NEVER_MS: Final = 24 * 3_600_000
+_INSTANT_KEPT_MS: Final = 10 * 60_000
 _PROBE_BYTES: Final = 64 * 1024
 _PROBE_TIMEOUT_MS: Final = 1_000
-# Rows this close together are read with one scan.
-_SCAN_GAP: Final = 8
+# Rows this close together are read with one scan, as those of a queue that takes one message in ten
+# are. The rows in between, of 64 KiB at most, are read faster than S3 answers another request.
+_SCAN_GAP: Final = 16
 _SCAN_LEAST: Final = 4
 # Nothing is shown that could still be lost.
 _READ_OPTIONS: Final = slatedb.ReadOptions(
@@ -55,8 +64,25 @@ _SCAN_OPTIONS: Final = slatedb.ScanOptions(
     cache_blocks=False,
     max_fetch_tasks=4,
 )
+_SHORT_SCAN_ROWS: Final = 4 * SCAN_ROWS
+# A few rows: reading 4 MiB ahead in every file would be most of the work, and the next scan is
+# likely to want the same blocks.
+_SHORT_SCAN_OPTIONS: Final = slatedb.ScanOptions(
+    durability_filter=slatedb.DurabilityLevel.REMOTE,
+    dirty=False,
+    read_ahead_bytes=64 * 1024,
+    cache_blocks=True,
+    max_fetch_tasks=2,
+)
+_BACKWARDS: Final = slatedb.ScanOptions(
+    durability_filter=slatedb.DurabilityLevel.REMOTE,
+    dirty=False,
+    read_ahead_bytes=64 * 1024,
+    cache_blocks=True,
+    max_fetch_tasks=2,
+    order=slatedb.IterationOrder.DESCENDING,
+)
 
-Row = tuple[bytes, bytes]
 T = TypeVar("T")
 
 
@@ -65,7 +91,6 @@ class _Readable(Protocol):
     async def scan_with_options(
         self, range: slatedb.KeyRange, options: slatedb.ScanOptions
     ) -> slatedb.DbIterator: ...
-    async def shutdown(self) -> None: ...
 
 
 class DatabaseReads:
@@ -87,7 +112,7 @@ class DatabaseReads:
         """The value of ``key``, if it has one that is durable."""
         doing = f"read {self.name}"
         with translated(doing, key=key):
-            return await _in_time(
+            return await in_time(
                 self._reads.get_with_options(key, _READ_OPTIONS), self._outage_timeout_ms, doing
             )
 
@@ -113,7 +138,8 @@ class DatabaseReads:
                 alone += run
                 continue
             wanted = {key_of(one): one for one in run}
-            async for chunk in self.scan(key_of(run[0]), key_of(run[-1]) + b"\x00"):
+            last = key_of(run[-1]) + b"\x00"
+            async for chunk in self.scan(key_of(run[0]), last, limit=run[-1] - run[0] + 1):
                 found |= {wanted[key]: value for key, value in chunk if key in wanted}
         values = await self.get_many([key_of(one) for one in alone])
         found |= {one: value for one, value in zip(alone, values, strict=True) if value is not None}
@@ -126,39 +152,69 @@ class DatabaseReads:
 
         ``limit`` bounds the rows in all.
         """
-        if start >= end:  # SlateDB refuses to scan nothing
+        if start >= end or limit == 0:  # SlateDB refuses to scan nothing
+            return
+        doing = f"scan {self.name}"
+        if limit is not None and limit <= _SHORT_SCAN_ROWS:
+            with translated(doing, key=start):
+                rows = await in_time(
+                    first_rows(self._reads, start, end, _SHORT_SCAN_OPTIONS, limit),
+                    self._outage_timeout_ms,
+                    doing,
+                )
+            for place in range(0, len(rows), SCAN_ROWS):
+                yield rows[place : place + SCAN_ROWS]
             return
         span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
-        doing = f"scan {self.name}"
         with translated(doing, key=start):
-            iterator = await _in_time(
+            iterator = await in_time(
                 self._reads.scan_with_options(span, _SCAN_OPTIONS), self._outage_timeout_ms, doing
             )
         left = limit
         while left is None or left > 0:
             wanted = SCAN_ROWS if left is None else min(SCAN_ROWS, left)
             with translated(doing, key=start):
-                rows = await _in_time(iterator.next_batch(wanted), self._outage_timeout_ms, doing)
-            chunk = [(row.key, row.value) for row in rows]
-            if not chunk:
+                chunk = await in_time(next_rows(iterator, wanted), self._outage_timeout_ms, doing)
+            if chunk:
+                yield chunk
+            if len(chunk) < wanted:  # there are no more; asking again would only cost a call
                 return
-            yield chunk
             if left is not None:
                 left -= len(chunk)
+
+    async def last(self, start: bytes, end: bytes) -> Row | None:
+        """The last durable row from ``start`` up to, not including, ``end``."""
+        span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
+        doing = f"scan {self.name}"
+        with translated(doing, key=end):
+            iterator = await in_time(
+                self._reads.scan_with_options(span, _BACKWARDS), self._outage_timeout_ms, doing
+            )
+            rows = await in_time(next_rows(iterator, 1), self._outage_timeout_ms, doing)
+        return rows[0] if rows else None
 
 
 class Database(DatabaseReads):
     """The one writer of a database. A second one, anywhere, fences it."""
 
-    def __init__(self, handle: slatedb.Db, objects: Objects, path: str) -> None:
+    def __init__(
+        self,
+        handle: slatedb.Db,
+        objects: Objects,
+        path: str,
+        metrics: slatedb.DefaultMetricsRecorder,
+    ) -> None:
         super().__init__(handle, objects.location.url_of(path), objects.settings.outage_timeout_ms)
+        self._metrics = metrics
         self._db = handle
         self._objects = objects
         self._settings = objects.settings
         self._path = path
         self._wal_sync: WalSync | None = None
-        self._tree_sync: TreeSync | None = None
+        self._upkeep = Upkeep(objects, path)
         self._housekeeping: asyncio.Task[None] | None = None
+        self._rounds_in_vain = 0
+        """How often garbage was collected since the last commit."""
         self._closing = asyncio.Lock()
 
     @classmethod
@@ -167,13 +223,16 @@ class Database(DatabaseReads):
         settings = objects.settings
         name = objects.location.url_of(path)
         active_tier()  # complains now, not at the first commit, about a tier that can't be used
-        _prepare_folder(objects, path)
+        prepare_folder(objects, path)
         builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
-        builder.with_settings(settings.for_slatedb())
+        on_s3 = objects.location.kind is StoreKind.S3
+        builder.with_settings(settings.for_slatedb(on_s3=on_s3))
         builder.with_db_cache(settings.block_cache(), 0)
+        metrics = new_recorder()
+        builder.with_metrics_recorder(metrics)
         with translated(f"open {name}"):
-            handle = await _in_time(builder.build(), settings.outage_timeout_ms, f"open {name}")
-        database = cls(handle, objects, path)
+            handle = await in_time(builder.build(), settings.outage_timeout_ms, f"open {name}")
+        database = cls(handle, objects, path, metrics)
         try:
             await database._start()
         except BaseException:
@@ -181,24 +240,66 @@ class Database(DatabaseReads):
             raise
         return database
 
-    async def commit(self, rows: Rows) -> None:
+    async def commit(self, rows: Rows, *, on_start: Callable[[], None] | None = None) -> None:
         """Write ``rows`` as one atomic batch; when this returns they are durable.
+
+        ``on_start`` is called when the store is at work and leaves the processor to others.
 
         If it raises, they may be durable or not: the caller must stop using the database. If the
         caller is cancelled the commit goes on.
         """
-        after_flush = self._wal_sync.sync_commit if self._wal_sync else None
         doing = f"write {self.name}"
+        self._rounds_in_vain = 0
         try:
             with translated(doing):
-                await _in_time(
-                    commit_rows(self._db, rows, after_flush=after_flush),
+                await in_time(
+                    commit_rows(self._db, rows, after_flush=self._wal_sync, on_start=on_start),
                     self._outage_timeout_ms,
                     doing,
                 )
         except (StoreUnavailableError, StoreAccessError) as error:
             reason = await self._why_unwritable()
             raise StoreUnavailableError(f"{error}{reason}", in_doubt=True) from error
+
+    @property
+    def requests(self) -> int:
+        """How many requests it has made to the object store since it was opened."""
+        return sum(int(metric.value[0]) for metric in self._metrics.metrics_by_name(_REQUESTS))
+
+    async def snapshot(self) -> DatabaseReads:
+        """All rows as they are now, whatever is written from now on."""
+        doing = f"read {self.name}"
+        with translated(doing):
+            snapshot = await in_time(self._db.snapshot(), self._outage_timeout_ms, doing)
+        return DatabaseReads(snapshot, self.name, self._outage_timeout_ms)
+
+    async def flush_to_files(self) -> None:
+        """Write what is in memory to files of its own, where a compaction finds it."""
+        doing = f"flush {self.name}"
+        options = slatedb.FlushOptions(flush_type=slatedb.FlushType.MEM_TABLE)
+        with translated(doing):
+            await in_time(self._db.flush_with_options(options), self._outage_timeout_ms, doing)
+
+    async def size_bytes(self) -> int:
+        """The bytes of the files that hold its rows; what only the WAL has is not in it."""
+        return await self._upkeep.size_bytes()
+
+    async def compact(self) -> bool:
+        """Have all files rewritten, as ``Upkeep.compact`` says."""
+        return await self._upkeep.compact()
+
+    async def collect_garbage(self, *, min_age_ms: int | None = None) -> None:
+        """Remove files that are not needed any more; those of the last seconds are kept."""
+        await self._upkeep.collect_garbage(min_age_ms=min_age_ms)
+
+    def figures(self) -> Iterator[Figure]:
+        """What SlateDB counts of itself and of its requests to the store."""
+        return slatedb_figures(self._metrics, self.labels)
+
+    @property
+    def labels(self) -> tuple[tuple[str, str], ...]:
+        """Tells the figures of this database from those of others."""
+        return (("database", self._path),)
 
     async def _why_unwritable(self) -> str:
         """What the system says of a folder that SlateDB could not write to, if it says anything."""
@@ -207,7 +308,7 @@ class Database(DatabaseReads):
             return ""
         try:
             probing = asyncio.to_thread(_probe, location.folder / self._path)
-            await _in_time(probing, _PROBE_TIMEOUT_MS, "probe")
+            await in_time(probing, _PROBE_TIMEOUT_MS, "probe")
         except OdqError as error:
             return f"; {error}"
         return ""
@@ -228,8 +329,8 @@ class Database(DatabaseReads):
             doing = f"close {self.name}"
             try:
                 with translated(doing):
-                    await _in_time(self._db.shutdown(), self._outage_timeout_ms, doing)
-                    await asyncio.to_thread(self._sync_tree)
+                    await in_time(self._db.shutdown(), self._outage_timeout_ms, doing)
+                    await asyncio.to_thread(self._upkeep.sync_tree)
             except (FencedError, ClosedError) as error:
                 logger.info("%s", error)
             except OdqError as error:
@@ -241,78 +342,140 @@ class Database(DatabaseReads):
         location = self._objects.location
         if location.kind is StoreKind.FILE and self._settings.fsync:
             folder = location.folder / self._path
-            self._tree_sync = TreeSync(folder)
             with translated(f"sync {self.name}"):
                 self._wal_sync = await asyncio.to_thread(WalSync, folder)
-                await asyncio.to_thread(self._sync_tree)
+                await asyncio.to_thread(self._upkeep.sync_tree)
         self._housekeeping = asyncio.create_task(self._keep_house(), name=f"keep {self.name}")
 
     async def _keep_house(self) -> None:
+        settings = self._settings
+        # What a commit leaves behind is garbage by then: whoever is idle for longer asks S3 for
+        # nothing.
+        old_ms = settings.garbage_age_ms + settings.replaced_files_kept_ms
+        most_rounds = old_ms // max(1, settings.garbage_interval_ms) + 2
         while True:
-            await asyncio.sleep(self._settings.garbage_interval_ms / 1000)
+            await asyncio.sleep(settings.garbage_interval_ms / 1000)
+            if self._rounds_in_vain > most_rounds:
+                continue
+            self._rounds_in_vain += 1
             try:
-                with translated(f"collect garbage of {self.name}"):
-                    await self._collect_garbage()
+                await self._upkeep.collect_garbage()
             except OdqError as error:
                 # Garbage can wait; a store that is really gone shows at the next commit.
                 logger.warning("%s", error)
 
-    async def _collect_garbage(self) -> None:
-        """Remove files that are not needed any more, after what replaces them is on the disk.
 
-        SlateDB decides by the newest manifest. One that it writes in the instant between our sync
-        and that decision is synced right afterwards; only a power cut in between could hurt.
-        """
-        admin = slatedb.AdminBuilder(
-            self._objects.location.join(self._path), self._objects.slatedb_store
-        ).build()
-        if self._tree_sync is not None:
-            await self._sync_newest_manifest(admin)
-        await admin.run_gc_once(self._settings.garbage_options())
-        await asyncio.to_thread(self._sync_tree)
+class BlockCache:
+    """Memory for blocks that several readers share."""
 
-    async def _sync_newest_manifest(self, admin: slatedb.Admin) -> None:
-        """Sync until no manifest was written while that was done."""
-        synced = None
-        while (newest := await admin.read_manifest(None)) is not None and newest.id != synced:
-            synced = newest.id
-            await asyncio.to_thread(self._sync_tree)
+    __slots__ = ("handle",)
 
-    def _sync_tree(self) -> None:
-        if self._tree_sync:
-            self._tree_sync.sync_new_files()
+    def __init__(self, settings: StoreSettings) -> None:
+        self.handle = settings.block_cache()
 
 
 class DatabaseReader(DatabaseReads):
     """Reads a database that another process writes: durable rows, after a short delay."""
 
+    def __init__(self, handle: slatedb.DbReader, name: str, outage_timeout_ms: int) -> None:
+        super().__init__(handle, name, outage_timeout_ms)
+        self._reader = handle
+
     @classmethod
     async def open(
-        cls, objects: Objects, path: str, *, poll_interval_ms: int = 1_000
+        cls,
+        objects: Objects,
+        path: str,
+        *,
+        poll_interval_ms: int = 1_000,
+        complete: bool = False,
+        leave_no_trace: bool = False,
+        cache: BlockCache | None = None,
+        cache_number: int = 0,
     ) -> DatabaseReader:
+        """Open a database for reading; ``StoreAccessError`` if it is not there.
+
+        One that is ``complete``, and written without a WAL, is not watched, and nobody is told
+        that it is being read. A ``cache`` that is shared with readers of other databases needs a
+        number for each of them.
+
+        With ``leave_no_trace`` nothing is written: there is no checkpoint that keeps files from
+        being collected while they are read, and a read that meets this fails.
+        """
         settings = objects.settings
         name = objects.location.url_of(path)
         builder = slatedb.DbReaderBuilder(objects.location.join(path), objects.slatedb_store)
-        builder.with_db_cache(settings.block_cache(), 0)
+        builder.with_db_cache((cache or BlockCache(settings)).handle, cache_number)
+        if complete or leave_no_trace:
+            builder.with_reader_mode(slatedb.ReaderMode.FOLLOW_LATEST())
+        if complete:
+            poll_interval_ms = _NEVER_MS
         builder.with_options(
             slatedb.ReaderOptions(
                 manifest_poll_interval_ms=poll_interval_ms,
-                checkpoint_lifetime_ms=max(60_000, 10 * poll_interval_ms),
+                # Renewed by a poll when half of it is over. Who is killed leaves it behind.
+                checkpoint_lifetime_ms=max(60_000, 3 * poll_interval_ms),
                 max_memtable_bytes=settings.memtable_bytes,
-                skip_wal_replay=False,
+                skip_wal_replay=complete,
             )
         )
         with translated(f"read {name}"):
-            handle = await _in_time(builder.build(), settings.outage_timeout_ms, f"read {name}")
+            handle = await in_time(builder.build(), settings.outage_timeout_ms, f"read {name}")
         return cls(handle, name, settings.outage_timeout_ms)
+
+    @classmethod
+    async def look(cls, objects: Objects, path: str) -> DatabaseReader | None:
+        """Follow a database without a trace; none if it is not there: nobody has written to it."""
+        try:
+            return await cls.open(objects, path, leave_no_trace=True)
+        except StoreAccessError as error:
+            if NO_DATABASE in str(error):
+                return None
+            raise
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def at_one_instant(cls, objects: Objects, path: str) -> AsyncIterator[DatabaseReader]:
+        """Read a database as it was when its writer last wrote files.
+
+        Rows that move from one place to another are neither missed nor seen twice.
+        What only the WAL has is not in it. Those files are kept until this ends, or for a while if
+        this process is killed. Every other reader moves on when it likes, once right after it was
+        opened.
+        """
+        name = objects.location.url_of(path)
+        where, timeout_ms = objects.location.join(path), objects.settings.outage_timeout_ms
+        admin = slatedb.AdminBuilder(where, objects.slatedb_store).build()
+        options = slatedb.CheckpointOptions(lifetime_ms=_INSTANT_KEPT_MS, source=None, name=None)
+        builder = slatedb.DbReaderBuilder(where, objects.slatedb_store)
+        builder.with_db_cache(BlockCache(objects.settings).handle, 0)
+        doing = f"read {name}"
+        with translated(doing):
+            checkpoint = await in_time(admin.create_detached_checkpoint(options), timeout_ms, doing)
+            builder.with_reader_mode(slatedb.ReaderMode.CHECKPOINT(checkpoint.id))
+            handle = await in_time(builder.build(), timeout_ms, doing)
+        reader = cls(handle, name, timeout_ms)
+        try:
+            yield reader
+        finally:
+            await reader.close()
+            with translated(doing):
+                await in_time(admin.delete_checkpoint(checkpoint.id), timeout_ms, doing)
+
+    @property
+    def position(self) -> int | None:
+        """Grows when there is more to be read; none if it has failed and must be opened again."""
+        status = self._reader.status()
+        return status.durable_seq if status.close_reason is None else None
 
     async def close(self) -> None:
         doing = f"close {self.name}"
         with translated(doing):
-            await _in_time(self._reads.shutdown(), self._outage_timeout_ms, doing)
+            await in_time(self._reader.shutdown(), self._outage_timeout_ms, doing)
 
 
-async def _in_time(work: Awaitable[T], timeout_ms: int, doing: str) -> T:
+async def in_time(work: Awaitable[T], timeout_ms: int, doing: str) -> T:
+    """The result of ``work``; a store that does not answer in time counts as unavailable."""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             return await work
@@ -322,7 +485,7 @@ async def _in_time(work: Awaitable[T], timeout_ms: int, doing: str) -> T:
         ) from None
 
 
-def _prepare_folder(objects: Objects, path: str) -> None:
+def prepare_folder(objects: Objects, path: str) -> None:
     """Make a database's folder, and see whether SlateDB can live in it: it would retry for ever."""
     location = objects.location
     if location.kind is not StoreKind.FILE:

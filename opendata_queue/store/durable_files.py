@@ -64,10 +64,9 @@ class TreeSync:
 
     __slots__ = ("_folders", "_synced")
 
-    def __init__(self, database_folder: Path) -> None:
-        self._folders = [
-            database_folder / name for name in ("compacted", "compactions", "manifest")
-        ]
+    def __init__(self, database_folder: Path, *, with_wal: bool = False) -> None:
+        names = ["compacted", "compactions", "manifest", *(["wal"] if with_wal else [])]
+        self._folders = [database_folder / name for name in names]
         self._synced: set[Path] = set()
 
     def sync_new_files(self) -> None:
@@ -87,47 +86,53 @@ class WalSync:
     flush has made are those from the first unsynced number on, for as long as they exist: no
     folder is listed, and the cost of a commit does not grow with the number of files. Among older
     files there may be gaps: those that a reader still needs are kept while others go.
+
+    The compiled batch writer does the same without coming back to Python; then it is told where,
+    and moves ``next_number`` on.
     """
 
-    __slots__ = ("_descriptor", "_folder", "_next")
+    __slots__ = ("descriptor", "folder", "next_number")
 
     def __init__(self, database_folder: Path) -> None:
-        self._folder = os.fspath(database_folder / "wal")
-        self._descriptor = os.open(self._folder, os.O_RDONLY)
+        self.folder = os.fspath(database_folder / "wal")
         present = sorted(self._numbers())
         for number in present:
-            sync_file(Path(self._path(number)))
-        os.fsync(self._descriptor)
-        self._next = present[-1] + 1 if present else 1
+            with contextlib.suppress(FileNotFoundError):  # the owner before us collects garbage
+                sync_file(Path(self._path(number)))
+        self.next_number = present[-1] + 1 if present else 1
+        self.descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(self.descriptor)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
 
-    def sync_commit(self) -> None:
-        """Sync the WAL files that a commit has made; there is at least one."""
-        if not self.sync_new_files():
-            raise OSError(f"a commit has made no WAL file {self._path(self._next)}")
-
-    def sync_new_files(self) -> bool:
-        """Sync every WAL file that was not there the last time, then the folder's entries."""
-        synced = False
+    def __call__(self) -> None:
+        """Sync the WAL files that a commit has made, then the folder; there is at least one."""
+        first = self.next_number
         while True:
             try:
-                descriptor = os.open(self._path(self._next), os.O_RDONLY)
+                descriptor = os.open(self._path(self.next_number), os.O_RDONLY)
             except FileNotFoundError:
                 break
             try:
-                os.fdatasync(descriptor)
+                getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has none
             finally:
                 os.close(descriptor)
-            self._next += 1
-            synced = True
-        if synced:
-            os.fsync(self._descriptor)
-        return synced
+            self.next_number += 1
+        if self.next_number == first:
+            raise self.no_file()
+        os.fsync(self.descriptor)
+
+    def no_file(self) -> OSError:
+        """What to raise when a commit has made nothing to sync."""
+        return OSError(f"a commit has made no WAL file {self._path(self.next_number)}")
 
     def _path(self, number: int) -> str:
-        return f"{self._folder}/{number:020}.sst"
+        return f"{self.folder}/{number:020}.sst"
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
     def _numbers(self) -> Iterable[int]:
-        return (int(Path(name).stem) for name in os.listdir(self._folder) if name.endswith(".sst"))
+        return (int(Path(name).stem) for name in os.listdir(self.folder) if name.endswith(".sst"))

@@ -38,6 +38,11 @@ class Location:
             parts = urlsplit(url)
         except ValueError as error:
             raise StoreAccessError(f"{url!r} is not a URL ({error})") from error
+        if url and not parts.scheme:
+            folder = Path(url).expanduser().absolute().as_uri()
+            raise StoreAccessError(
+                f"{url!r} is not a root URL; if you mean the folder, that is {folder}"
+            )
         if parts.scheme not in list(StoreKind):
             raise StoreAccessError(f"{url!r} is not a root URL; use {_EXAMPLES}")
         if parts.query or parts.fragment:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import os
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import obstore
 import slatedb.uniffi as slatedb
 from obstore.store import LocalStore, MemoryStore, S3Store
 
-from opendata_queue.errors import StoreAccessError, StoreUnavailableError
+from opendata_queue.errors import StoreUnavailableError
 from opendata_queue.store.durable_files import make_folder, sync_file, sync_folders
+from opendata_queue.store.figures import Figure
 from opendata_queue.store.location import Location, StoreKind
+from opendata_queue.store.s3_access import S3Access
 from opendata_queue.store.settings import StoreSettings
 from opendata_queue.store.translation import translated
+
+_T = TypeVar("_T")
+
+# For how long somebody who is cancelled waits for the answer that is on its way.
+_LAST_WAIT_SECONDS = 1.0
 
 
 class Objects:
     """The object store behind a root, as both SlateDB and obstore see it."""
 
-    __slots__ = ("_store", "location", "settings", "slatedb_store")
+    __slots__ = ("_store", "location", "requests", "settings", "slatedb_store")
 
     def __init__(
         self,
@@ -34,6 +41,8 @@ class Objects:
         self.settings = settings
         self._store = store
         self.slatedb_store = slatedb_store
+        self.requests = 0
+        """How many were made here; SlateDB counts its own."""
 
     @classmethod
     def open(cls, url: str, settings: StoreSettings) -> Objects:
@@ -66,26 +75,121 @@ class Objects:
         await self._sync(path)
         return created
 
-    async def write(self, path: str, data: bytes) -> None:
-        """Write the object ``path``, over what is there."""
+    async def write(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        """Write the object ``path``, over what is there.
+
+        Without ``sync`` a file may be lost with the power.
+        """
         await self._put(path, data, mode="overwrite")
-        await self._sync(path)
+        if sync:
+            await self._sync(path)
 
     async def read(self, path: str) -> bytes | None:
         """The bytes of ``path``; none if there is no such object."""
         with translated(f"read {self.location.url_of(path)}"):
+            self.requests += 1
             try:
-                result = await obstore.get_async(self._store, self.location.join(path))
-                return bytes(await result.bytes_async())
+                path = self.location.join(path)
+                result = await _answer(obstore.get_async(self._store, path))
+                return bytes(await _answer(result.bytes_async()))
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
                 return None
 
+    async def names(self, folder: str) -> list[str]:
+        """The names of the objects right in ``folder``, in their order; for small folders."""
+        with translated(f"list {self.location.url_of(folder)}"):
+            self.requests += 1
+            prefix = self.location.join(folder)
+            found = await _answer(obstore.list_with_delimiter_async(self._store, prefix))
+            return sorted(one["path"].rpartition("/")[2] for one in found["objects"])
+
+    async def names_after(self, folder: str, after: str, limit: int) -> list[str]:
+        """The next names in ``folder`` that come after a name, in their order; for large folders.
+
+        On S3 this costs a request for each thousand names that are returned, not that are there.
+        """
+        return [name for name, _ in await self.list_from(folder, after, limit)]
+
+    async def list_from(self, folder: str, after: str, limit: int) -> list[tuple[str, int]]:
+        """The next objects right in ``folder`` after a name, in their order, and their sizes."""
+        prefix = self.location.join(folder)
+        offset = f"{prefix}/{after}" if after else None
+        found: list[tuple[str, int]] = []
+        with translated(f"list {self.location.url_of(folder)}"):
+            listing = obstore.list(self._store, prefix, offset=offset, chunk_size=min(limit, 1_000))
+            async for chunk in _chunks(listing):
+                self.requests += 1
+                listed = [(one["path"].removeprefix(f"{prefix}/"), one["size"]) for one in chunk]
+                found += [one for one in listed if "/" not in one[0]]
+                # Folders of files come in any order, and have to be read to the end.
+                if self.location.kind is StoreKind.S3 and len(found) >= limit:
+                    break
+        return sorted(found)[:limit]
+
+    async def size_bytes(self, folder: str = "") -> int:
+        """The bytes of all objects under ``folder``, as the bucket counts them."""
+        size_bytes = 0
+        with translated(f"list {self.location.url_of(folder)}"):
+            listing = obstore.list(self._store, self.location.join(folder) or None)
+            async for chunk in _chunks(listing):
+                self.requests += 1
+                size_bytes += sum(one["size"] for one in chunk)
+        return size_bytes
+
+    async def size_of(self, path: str) -> int:
+        """The bytes of one object; 0 if there is none."""
+        with translated(f"read {self.location.url_of(path)}"):
+            self.requests += 1
+            try:
+                path = self.location.join(path)
+                return (await _answer(obstore.head_async(self._store, path)))["size"]
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return 0
+
+    async def delete_under(self, folder: str) -> int:
+        """Delete all objects under ``folder``, many with one request where the store can.
+
+        Returns how many bytes they had.
+        """
+        prefix = self.location.join(folder)
+        size_bytes = 0
+        with translated(f"delete {self.location.url_of(folder)}"):
+            async for chunk in _chunks(obstore.list(self._store, prefix)):
+                self.requests += 2
+                paths = [one["path"] for one in chunk]
+                await _answer(obstore.delete_async(self._store, paths))
+                size_bytes += sum(one["size"] for one in chunk)
+        return size_bytes
+
+    async def delete(self, path: str) -> None:
+        """Delete the object ``path``; nothing happens if there is none."""
+        with translated(f"delete {self.location.url_of(path)}"):
+            self.requests += 1
+            try:
+                await _answer(obstore.delete_async(self._store, self.location.join(path)))
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+
+    def figures(self) -> Iterator[Figure]:
+        """What was asked of the store for control files and large payloads."""
+        yield Figure(
+            name="odq_object_requests",
+            help="Requests for control files and large payloads; SlateDB counts its own.",
+            kind="counter",
+            value=self.requests,
+        )
+
     async def _put(self, path: str, data: bytes, *, mode: Any) -> bool:
         with translated(f"write {self.location.url_of(path)}"):
+            self.requests += 1
             try:
-                await obstore.put_async(self._store, self.location.join(path), data, mode=mode)
+                path = self.location.join(path)
+                await _answer(obstore.put_async(self._store, path, data, mode=mode))
             except obstore.exceptions.AlreadyExistsError:
                 return False
         return True
@@ -100,6 +204,35 @@ class Objects:
             await asyncio.to_thread(sync_folders, (root / path).parent, up_to=root)
 
 
+async def _answer(request: Awaitable[_T]) -> _T:
+    """The answer to a request. Whoever is cancelled meanwhile still waits for it, for a moment.
+
+    A request that is dropped is ended by a thread of obstore's, through the interpreter, at some
+    later time. If the process is at its end the interpreter may be gone by then, and the thread
+    panics, on standard error.
+    """
+    answer = asyncio.ensure_future(request)
+    try:
+        return await asyncio.shield(answer)
+    except asyncio.CancelledError:
+        try:
+            await asyncio.wait([answer], timeout=_LAST_WAIT_SECONDS)
+        finally:
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # looked at, so that nobody complains that it was not
+        raise
+
+
+async def _chunks(listing: Any) -> AsyncIterator[Any]:
+    chunks = aiter(listing)
+    while True:
+        try:
+            chunk = await _answer(anext(chunks))
+        except StopAsyncIteration:
+            return
+        yield chunk
+
+
 def _file_clients(
     location: Location, settings: StoreSettings
 ) -> tuple[LocalStore, slatedb.ObjectStore]:
@@ -111,27 +244,24 @@ def _file_clients(
 
 
 def _s3_clients(location: Location, settings: StoreSettings) -> tuple[S3Store, slatedb.ObjectStore]:
-    _check_endpoint()
-    # As keywords, not as client_options: those make obstore forget AWS_ALLOW_HTTP.
-    store = S3Store(
-        location.bucket,
-        retry_config={"retry_timeout": timedelta(milliseconds=settings.outage_timeout_ms)},
-        **_timeouts(settings),  # type: ignore[arg-type]
-    )
-    # Not from_url, which does not look at the environment.
-    builder = slatedb.ObjectStoreBuilder.from_env(slatedb.ObjectStoreType.S3)
-    builder.with_url(f"s3://{location.bucket}/")
-    for option, value in _timeouts(settings).items():
-        builder.with_config(option, value)
-    return store, builder.build()
-
-
-def _check_endpoint() -> None:
-    """Refuse what makes the clients panic."""
-    for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
-        endpoint = os.environ.get(name)
-        if endpoint and not endpoint.startswith(("http://", "https://")):
-            raise StoreAccessError(f"{name} is {endpoint!r}, not a URL like http://127.0.0.1:9000")
+    access = S3Access.from_environment()
+    options = access.options(location.bucket) | _timeouts(settings)
+    given: dict[str, Any] = dict(options)
+    if access.endpoint is not None:
+        given["aws_endpoint_url_s3"] = access.endpoint_for(location.bucket)
+    with access.trusted():
+        # As keywords, not as client_options: those make obstore forget what else it was told.
+        store = S3Store(
+            location.bucket,
+            retry_config={"retry_timeout": timedelta(milliseconds=settings.outage_timeout_ms)},
+            **given,
+        )
+        # Not from_url, which does not look at the environment.
+        builder = slatedb.ObjectStoreBuilder.from_env(slatedb.ObjectStoreType.S3)
+        builder.with_url(f"s3://{location.bucket}/")
+        for option, value in options.items():
+            builder.with_config(option, value)
+        return store, builder.build()
 
 
 def _timeouts(settings: StoreSettings) -> dict[str, str]:

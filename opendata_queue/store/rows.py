@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
 
 # Our own bound, not SlateDB's: 0.17 stores longer keys. It lets the header hold a u16.
 MAX_KEY_BYTES = 65_535
@@ -87,6 +88,53 @@ class Rows:
             raise _bad_key(key_size)
         self._parts += (_pack_header(_DELETE, key_size, 0, 0), key, b"")
         self._size_bytes += key_size
+
+    def put_for_each(self, keys: Sequence[bytes], value: bytes, ttl_ms: int | None = None) -> None:
+        """Put the same value for keys of one length: a row costs a third of what ``put`` costs."""
+        self._add_alike(Rows.put, keys, value, ttl_ms=ttl_ms)
+
+    def put_each(
+        self, keys: Sequence[bytes], values: Sequence[bytes], ttl_ms: int | None = None
+    ) -> None:
+        """Put a value for each key, all keys of one length: a row costs a third of ``put``."""
+        if len(keys) != len(values):
+            raise ValueError(f"there are {len(keys)} keys and {len(values)} values")
+        if not keys:
+            return
+        if {*map(type, keys), *map(type, values)} != {bytes}:
+            raise TypeError("keys and values must all be bytes")
+        sizes = list(map(len, values))
+        # One row of each size is put the long way: what is wrong with it is said there.
+        headers = {}
+        for size, value in dict(zip(sizes, values, strict=True)).items():
+            alone = Rows()
+            alone.put(keys[0], value, ttl_ms=ttl_ms)
+            headers[size] = alone._parts[0]
+        key_size = len(keys[0])
+        if set(map(len, keys)) != {key_size}:
+            raise ValueError("keys are not all of one length")
+        rows = zip(map(headers.__getitem__, sizes), keys, values, strict=True)
+        self._parts += chain.from_iterable(rows)
+        self._size_bytes += key_size * len(keys) + sum(sizes)
+
+    def delete_each(self, keys: Sequence[bytes]) -> None:
+        """Remove keys of one length."""
+        self._add_alike(Rows.delete, keys)
+
+    def _add_alike(
+        self, add: Callable[..., None], keys: Sequence[bytes], *value: bytes, **options: int | None
+    ) -> None:
+        if not keys:
+            return
+        first = Rows()
+        add(first, keys[0], *value, **options)
+        size = len(keys[0])
+        if not all(key.__class__ is bytes and len(key) == size for key in keys):
+            raise ValueError("keys are not all of one length")
+        header, _, first_value = first._parts
+        rows = zip(repeat(header), keys, repeat(first_value), strict=False)
+        self._parts += chain.from_iterable(rows)
+        self._size_bytes += len(keys) * first.size_bytes
 
     def extend(self, other: Rows) -> None:
         """Append the rows of `other`, which is left as it is."""

@@ -11,6 +11,16 @@ import slatedb.uniffi as slatedb
 from opendata_queue.errors import InvalidInputError
 
 _MIB = 1024 * 1024
+# Larger ones are fewer for a reader to merge; three of them may be in memory at a time.
+_BULK_SST_BYTES = 64 * _MIB
+_UNLIMITED = 1 << 20
+_LEAST_SST_BYTES = _MIB
+# How much of each of the files that it merges, eight or so, a compaction has in memory; on S3 so
+# much that it does not wait for each request.
+_LOCAL_FETCH = (1, _MIB // 2)
+_S3_FETCH = (2, _MIB)
+_S3_POLL_MS = 5_000
+_LOCAL_POLL_MS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +39,11 @@ class StoreSettings:
     disk_cache_bytes: int = 4 * 1024 * _MIB
 
     memtable_bytes: int = 32 * _MIB
-    """Rows that are kept in memory before they become an SST file."""
+    """Rows that are kept in memory before they become an SST file, and the largest file that a
+    compaction makes.
+
+    Of a file that holds a row, the index and the filter are read whole, and kept: about 1 MiB of a
+    file of 32 MiB. So it does not matter to a reader how many files there are."""
 
     request_timeout_ms: int = 20_000
     """The longest that one request to S3 may take before it is tried again."""
@@ -50,6 +64,19 @@ class StoreSettings:
     garbage_age_ms: int = 60_000
     """How old such a file must be. Readers in other processes may still be replaying it."""
 
+    compaction_poll_ms: int | None = None
+    """How often SlateDB looks whether there are files to compact, and what has been compacted;
+    every 5 s on S3, where each look is a few requests, and every second elsewhere.
+
+    Who opens and closes a root again and again leaves a file each time: when there are too many, a
+    close waits for two or three looks."""
+
+    replaced_files_kept_ms: int = 900_000
+    """How long files that a compaction has replaced are kept for scans that still read them."""
+
+    ttl_grace_ms: int = 3_600_000
+    """How long after the end of its retention SlateDB keeps a row, for clocks that disagree."""
+
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
@@ -58,14 +85,30 @@ class StoreSettings:
         if not self.memtable_bytes or not self.outage_timeout_ms or not self.request_timeout_ms:
             raise InvalidInputError("memtable_bytes and the timeouts must be over 0")
 
-    def for_slatedb(self) -> slatedb.Settings:
+    def for_slatedb(self, *, on_s3: bool) -> slatedb.Settings:
         """SlateDB's settings for a database with a WAL that is flushed by us alone."""
-        settings = slatedb.Settings.default()
-        for key, value in self._values().items():
-            settings.set(key, json.dumps(value))
-        return settings
+        return _settings_of(self._values(on_s3=on_s3))
 
-    def _values(self) -> dict[str, object]:
+    def for_bulk_load(self) -> slatedb.Settings:
+        """SlateDB's settings for a database that is written once, by one process."""
+        return _settings_of(
+            self._values(on_s3=True)
+            | {
+                "wal_enabled": False,
+                "compactor_options": None,
+                "l0_sst_size_bytes": _BULK_SST_BYTES,
+                # Without a compactor SlateDB would stop for ever at a limit.
+                "l0_max_ssts": _UNLIMITED,
+                "l0_max_ssts_per_key": _UNLIMITED,
+                "max_unflushed_bytes": 3 * _BULK_SST_BYTES,
+            }
+        )
+
+    def _values(self, *, on_s3: bool) -> dict[str, object]:
+        poll_ms = self.compaction_poll_ms
+        if poll_ms is None:
+            poll_ms = _S3_POLL_MS if on_s3 else _LOCAL_POLL_MS
+        fetches, fetched_bytes = _S3_FETCH if on_s3 else _LOCAL_FETCH
         values: dict[str, object] = {
             # Every commit flushes; a timer of SlateDB's own would only add WAL files.
             "flush_interval": None,
@@ -77,6 +120,20 @@ class StoreSettings:
             # For ever: with a bound, SlateDB's background tasks close the database for good after
             # a few seconds of outage. We bound the wait of callers instead.
             "object_store_max_retries": None,
+            # A writer that was replaced finds out when it flushes. This is for what compaction has
+            # done, and asks four times for each look.
+            "manifest_poll_interval": f"{poll_ms}ms",
+            # One thread for each: with more, a large compaction leaves nothing to callers.
+            "compactor_options.worker.max_subcompactions": 1,
+            # A large one, and a small one beside it that keeps writers from having to wait.
+            "compactor_options.max_concurrent_compactions": 2,
+            "compactor_options.worker.max_concurrent_compactions": 2,
+            "compactor_options.worker.max_sst_size": max(_LEAST_SST_BYTES, self.memtable_bytes),
+            "compactor_options.worker.max_fetch_tasks": fetches,
+            "compactor_options.worker.bytes_to_fetch": fetched_bytes,
+            "compactor_options.poll_interval": f"{poll_ms}ms",
+            "compactor_options.worker.compactions_poll_interval": f"{poll_ms}ms",
+            "compactor_options.checkpoint_lifetime": f"{self.replaced_files_kept_ms}ms",
             # Collected by us, after the files that replace the garbage are on the disk.
             "garbage_collector_options": None,
         }
@@ -90,9 +147,9 @@ class StoreSettings:
             slatedb.FoyerCacheOptions(max_capacity=self.block_cache_bytes, shards=4)
         )
 
-    def garbage_options(self) -> slatedb.GarbageCollectorOptions:
+    def garbage_options(self, min_age_ms: int | None = None) -> slatedb.GarbageCollectorOptions:
         old = slatedb.GarbageCollectorDirectoryOptions(
-            min_age_ms=self.garbage_age_ms, dry_run=False
+            min_age_ms=self.garbage_age_ms if min_age_ms is None else min_age_ms, dry_run=False
         )
         return slatedb.GarbageCollectorOptions(
             manifest_options=old,
@@ -100,3 +157,10 @@ class StoreSettings:
             compacted_options=old,
             compactions_options=old,
         )
+
+
+def _settings_of(values: dict[str, object]) -> slatedb.Settings:
+    settings = slatedb.Settings.default()
+    for key, value in values.items():
+        settings.set(key, json.dumps(value))
+    return settings

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import slatedb.uniffi as slatedb
 
-from opendata_queue.store import batch_writer
+from opendata_queue.store import Database, Objects, StoreSettings, batch_writer
 from opendata_queue.store.batch_writer import (
     BatchWriterUnavailable,
     Tier,
@@ -24,6 +24,8 @@ from opendata_queue.store.batch_writer import (
     commit_rows,
     write_rows,
 )
+from opendata_queue.store.durable_files import WalSync
+from opendata_queue.store.packed_rows import PackedRows
 from opendata_queue.store.rows import (
     HEADER,
     MAX_KEY_BYTES,
@@ -34,7 +36,7 @@ from opendata_queue.store.rows import (
 )
 
 LOGGER = "opendata_queue.store.batch_writer"
-HANG_S = 30  # only ever waited for when something is broken
+HANG_S = 120  # only ever waited for when something is broken
 
 needs_native = pytest.mark.skipif(
     not batch_writer.NATIVE_LIBRARY.exists(), reason="the C helper was not built"
@@ -90,6 +92,7 @@ def fresh_choice(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _forget() -> None:
     batch_writer._default.cache_clear()
     batch_writer._forced.cache_clear()
+    batch_writer.native_jobs.cache_clear()
 
 
 async def contents(db: slatedb.Db) -> Model:
@@ -350,6 +353,56 @@ async def test_an_error_of_after_flush_reaches_the_caller(
     assert await db.get(b"k") == b"v"
 
 
+async def opened(folder: Path) -> tuple[Database, WalSync]:
+    database = await Database.open(Objects.open(f"file://{folder}", StoreSettings()), "d")
+    assert database._wal_sync is not None
+    return database, database._wal_sync
+
+
+@every_tier
+async def test_the_wal_is_synced_up_to_the_file_of_the_commit(tmp_path: Path, tier: Tier) -> None:
+    database, sync = await opened(tmp_path)
+    for number in range(5):
+        await commit_rows(
+            database._db, rows_of((b"%d" % number, b"v")), tier=tier, after_flush=sync
+        )
+        newest = max(int(path.stem) for path in (tmp_path / "d" / "wal").glob("*.sst"))
+        assert sync.next_number == newest + 1
+    await database.close()
+
+
+@every_tier
+async def test_a_commit_that_has_made_no_wal_file_is_no_success(tmp_path: Path, tier: Tier) -> None:
+    database, sync = await opened(tmp_path)
+    sync.next_number += 1
+
+    with pytest.raises(OSError, match="a commit has made no WAL file"):
+        await commit_rows(database._db, rows_of((b"k", b"v")), tier=tier, after_flush=sync)
+    await database.close()
+
+
+@every_tier
+async def test_a_wal_that_can_not_be_synced_is_no_success(tmp_path: Path, tier: Tier) -> None:
+    database, sync = await opened(tmp_path)
+    real, sync.descriptor = sync.descriptor, 1_000_000
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        await commit_rows(database._db, rows_of((b"k", b"v")), tier=tier, after_flush=sync)
+    sync.descriptor = real
+    await database.close()
+
+
+@every_tier
+async def test_it_is_told_when_a_commit_has_begun(db: slatedb.Db, tier: Tier) -> None:
+    begun = asyncio.Event()
+    commit = asyncio.ensure_future(
+        commit_rows(db, rows_of((b"k", b"v")), tier=tier, on_start=begun.set)
+    )
+    await asyncio.wait_for(begun.wait(), HANG_S)
+    await commit
+    assert await db.get(b"k") == b"v"
+
+
 @every_tier
 async def test_a_cancelled_commit_goes_on_to_its_end(
     store: Store, db: slatedb.Db, tier: Tier
@@ -477,6 +530,24 @@ def test_a_commit_outlives_its_event_loop(store: Store) -> None:
     assert asyncio.run(read()) == b"v"
 
 
+@needs_native
+def test_event_loops_that_were_closed_with_jobs_under_way_are_let_go(store: Store) -> None:
+    async def abandon() -> None:
+        rows = rows_of(*((b"%05d" % number, bytes(200)) for number in range(5_000)))
+        writer = await store.open()
+        commit = asyncio.ensure_future(commit_rows(writer, rows, tier=Tier.compiled))
+        await asyncio.sleep(0)
+        commit.cancel()
+
+    mailboxes = batch_writer.native_jobs()._mailboxes
+    for _ in range(6):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(abandon())
+        loop.close()
+
+    assert sum(one.is_closed() for one in list(mailboxes)) <= 1  # it goes with the next one
+
+
 # --- choosing a tier ------------------------------------------------------------------------------
 
 
@@ -522,7 +593,7 @@ def test_another_layout_of_a_structure_steps_down(
     class Other(ctypes.Structure):
         _fields_ = (("len", ctypes.c_uint64), ("data", ctypes.c_void_p))
 
-    _assume(monkeypatch, "_RustBuffer", Other)
+    _assume(monkeypatch, "RustBuffer", Other)
     assert active_tier() is Tier.public
     assert "_UniffiRustBuffer has the layout" in caplog.messages[0]
 
@@ -555,7 +626,7 @@ def test_a_c_helper_that_cannot_be_loaded_steps_down(
 def test_a_c_helper_of_another_version_steps_down(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _assume(monkeypatch, "NATIVE_ABI", 2)
+    _assume(monkeypatch, "NATIVE_ABI", batch_writer.NATIVE_ABI + 1)
     assert active_tier() is Tier.ctypes
     assert "rebuild" in caplog.messages[0]
 
@@ -613,6 +684,60 @@ def test_rows_are_packed_as_documented() -> None:
     assert rows.size_bytes == 8 + 1 + 4
 
 
+def test_rows_that_are_alike_are_packed_like_any_others() -> None:
+    keys, values = [b"a1", b"b2", b"c3"], [b"one", b"three", b"two"]
+    alike, one_by_one = Rows(), Rows()
+
+    alike.put_for_each(keys, b"value")
+    alike.put_for_each(keys, b"soon", ttl_ms=5)
+    alike.put_each(keys, values)
+    alike.put_each(keys, values, ttl_ms=7)
+    alike.put_each([], [])
+    alike.delete_each(keys)
+    alike.delete_each([])
+    for key in keys:
+        one_by_one.put(key, b"value")
+    for key in keys:
+        one_by_one.put(key, b"soon", ttl_ms=5)
+    for ttl_ms in (None, 7):
+        for key, value in zip(keys, values, strict=True):
+            one_by_one.put(key, value, ttl_ms=ttl_ms)
+    for key in keys:
+        one_by_one.delete(key)
+
+    assert alike.packed() == one_by_one.packed()
+    assert (len(alike), alike.size_bytes) == (len(one_by_one), one_by_one.size_bytes)
+
+
+@pytest.mark.parametrize("keys", [[b"a", b"bb"], [b"a", "b"], [b""], [b"a", bytearray(b"b")]])
+def test_keys_that_are_not_alike_are_refused_and_change_nothing(keys: Any) -> None:
+    rows = Rows()
+
+    with pytest.raises((ValueError, TypeError)):
+        rows.put_for_each(keys, b"value")
+    with pytest.raises((ValueError, TypeError)):
+        rows.put_each(keys, [b"value"] * len(keys))
+    with pytest.raises((ValueError, TypeError)):
+        rows.delete_each(keys)
+
+    assert not len(rows)
+    assert rows.packed() == b""
+
+
+@pytest.mark.parametrize(
+    ("values", "ttl_ms"), [([b"1"], None), ([b"1", "2"], None), ([b"1", b"2"], 0)]
+)
+def test_values_that_do_not_fit_their_keys_are_refused_and_change_nothing(
+    values: Any, ttl_ms: int | None
+) -> None:
+    rows = Rows()
+
+    with pytest.raises((ValueError, TypeError)):
+        rows.put_each([b"a", b"b"], values, ttl_ms)
+
+    assert rows.packed() == b""
+
+
 def test_extended_rows_keep_their_order_and_leave_the_other_as_it_was() -> None:
     first, second = rows_of((b"a", b"1")), rows_of((b"b", b"22"))
     expected = first.packed() + second.packed()
@@ -663,3 +788,25 @@ def test_only_bytes_are_taken(wrong: Any) -> None:
     with pytest.raises(TypeError, match="must be bytes"):
         rows.delete(wrong)
     assert len(rows) == 0
+
+
+@every_tier
+async def test_packed_rows_are_written_like_others(db: slatedb.Db, tier: Tier) -> None:
+    rows = Rows()
+    rows.put(b"a", b"1")
+    rows.put(b"b", b"", ttl_ms=3_600_000)
+    packed = PackedRows(rows.packed(), len(rows))
+
+    await write_rows(db, packed, tier=tier)
+
+    assert list(packed) == list(rows)
+    assert (len(packed), packed.size_bytes) == (len(rows), rows.size_bytes)
+    assert (await db.get(b"a"), await db.get(b"b")) == (b"1", b"")
+
+
+def test_packed_rows_that_are_cut_off_are_refused() -> None:
+    rows = Rows()
+    rows.put(b"key", b"value")
+
+    with pytest.raises(ValueError, match="ends at byte 24, and there are 23"):
+        list(PackedRows(rows.packed()[:-1], 1))

@@ -116,7 +116,7 @@ async def test_garbage_is_collected_while_the_database_is_open(tmp_path: Path) -
     )
     await database.commit(rows_of((b"last", b"v")))
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while len(os.listdir(wal)) > 10:
             await asyncio.sleep(0)
 
@@ -138,7 +138,7 @@ async def test_what_replaces_garbage_is_synced_before_it_goes(
     database = await Database.open(Objects.open(f"file://{tmp_path}", settings), "db")
     steps.clear()
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while "sync_new_files" not in steps[3:]:
             await asyncio.sleep(0)
 
@@ -189,7 +189,7 @@ async def test_garbage_that_can_not_be_collected_is_tried_again(
     settings = StoreSettings(garbage_interval_ms=1)
     database = await Database.open(Objects.open(f"file://{tmp_path}", settings), "db")
     monkeypatch.setattr(TreeSync, "sync_new_files", fail)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while failures < 2:
             await asyncio.sleep(0)
 
@@ -282,3 +282,9 @@ async def test_a_damaged_manifest_is_reported_not_guessed(tmp_path: Path) -> Non
 def test_their_errors_become_ours(theirs: Exception, ours: type[Exception]) -> None:
     with pytest.raises(ours, match="could not try"), translated("try"):
         raise theirs
+
+
+def test_a_machine_that_may_not_ask_for_a_role_has_no_credentials() -> None:
+    said = "GET http://169.254.169.254/latest/api/token: 403 Forbidden"
+    with pytest.raises(StoreAccessError, match="no credentials were found"), translated("try"):
+        raise slatedb.Error.Unavailable(said)

@@ -54,7 +54,7 @@ def test_something_that_is_no_text_is_refused() -> None:
     [
         ("", "is not a root URL; use memory:///, file:///"),
         ("./data", "is not a root URL"),
-        ("/var/lib/odq", "is not a root URL"),
+        ("/var/lib/odq", "is not a root URL; if you mean the folder, that is file:///var/lib/odq"),
         ("gs://bucket/x", "is not a root URL"),
         ("http://[broken", "is not a URL"),
         ("s3:///prefix", "names no bucket"),

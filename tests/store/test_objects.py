@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from opendata_queue import StoreAccessError, StoreSettings, StoreUnavailableError, System
+from opendata_queue import Engine, StoreAccessError, StoreSettings, StoreUnavailableError
 from opendata_queue.store import Objects
+from opendata_queue.store.batch_writer import TIER_VARIABLE, Tier
 from opendata_queue.store.durable_files import WalSync
 from tests.conftest import NewRoot
 from tests.s3_server import S3Server
@@ -57,19 +59,61 @@ async def test_one_wins_even_if_the_answer_is_lost(
 async def test_a_create_without_an_answer_is_settled_by_reading(
     s3_environment: S3Server, new_s3_root: NewRoot
 ) -> None:
-    settings = StoreSettings(request_timeout_ms=300, outage_timeout_ms=1_000)
+    settings = StoreSettings(request_timeout_ms=300)
     objects = Objects.open(new_s3_root(), settings)
     s3_environment.stall_after(methods={"PUT"}, path_contains="epoch", times=1)
 
     assert await objects.create("epoch/1", b"mine")
 
 
+async def test_somebody_who_is_cancelled_waits_for_the_answer_that_is_on_its_way(
+    s3_environment: S3Server, new_s3_root: NewRoot
+) -> None:
+    objects = Objects.open(new_s3_root(), SETTINGS)
+    await objects.write("epoch/1", b"theirs")
+    s3_environment.stall_after(methods={"GET"}, path_contains="epoch", times=1)
+    reading = asyncio.create_task(objects.read("epoch/1"))
+    await asyncio.to_thread(s3_environment.wait_until_faulted)
+
+    reading.cancel()
+    await asyncio.sleep(0)
+    assert not reading.done()
+
+    await asyncio.to_thread(s3_environment.heal)
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+async def test_somebody_who_is_cancelled_does_not_wait_for_ever(
+    s3_environment: S3Server, new_s3_root: NewRoot
+) -> None:
+    objects = Objects.open(new_s3_root(), SETTINGS)
+    s3_environment.stall(methods={"GET"}, path_contains="epoch")
+    reading = asyncio.create_task(objects.read("epoch/1"))
+    await asyncio.to_thread(s3_environment.wait_until_faulted)
+
+    reading.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+async def test_a_listing_that_fails_says_so(s3_environment: S3Server, new_s3_root: NewRoot) -> None:
+    root = new_s3_root()
+    await Objects.open(root, SETTINGS).write("epoch/1", b"theirs")
+    objects = Objects.open(root, StoreSettings(outage_timeout_ms=100))
+    s3_environment.fail(methods={"LIST"})
+
+    with pytest.raises(StoreUnavailableError):
+        await objects.list_from("epoch", "", 10)
+
+
 @pytest.mark.parametrize("name", ["é", "a b", "100%", "#1", "[x]", "日本"])
 async def test_a_folder_of_any_name_holds_a_whole_root(tmp_path: Path, name: str) -> None:
     url = (tmp_path / name).as_uri()
-    async with await System.open(url) as system:
+    async with await Engine.open(url) as system:
         message_id = await system.publish(b"x" * 70_000)
-    async with await System.open(url) as system:
+    async with await Engine.open(url) as system:
         stored = await system.read(message_id)
 
     assert stored is not None
@@ -80,6 +124,7 @@ async def test_a_folder_of_any_name_holds_a_whole_root(tmp_path: Path, name: str
         "messages",
         "queues",
         "blobs",
+        "owners",
     }
 
 
@@ -112,7 +157,7 @@ async def test_nothing_is_synced_when_that_is_turned_off(
 ) -> None:
     synced = watch_syncs(monkeypatch)
 
-    async with await System.open(
+    async with await Engine.open(
         f"file://{tmp_path}/root", settings=StoreSettings(fsync=False)
     ) as system:
         await system.publish(b"x" * 100_000)
@@ -120,18 +165,77 @@ async def test_nothing_is_synced_when_that_is_turned_off(
     assert synced == set()
 
 
-async def test_every_wal_file_of_a_commit_is_synced_before_it_is_acknowledged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced = watch_syncs(monkeypatch)
-    async with await System.open(f"file://{tmp_path}/root") as system:
-        wal = tmp_path / "root" / "messages" / "00000" / "wal"
+# Stands before the C library, whose calls Python and the compiled batch writer share.
+SYNC_WATCH = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+static int watched(const char *name, int descriptor) {
+    int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, name);
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    ssize_t size = readlink(link, path, sizeof path - 1);
+    int result = real(descriptor);
+    if (result == 0 && size > 0) {
+        path[size++] = '\n';
+        int log = open(getenv("SYNC_LOG"), O_WRONLY | O_CREAT | O_APPEND, 0600);
+        if (write(log, path, size) != size) abort();
+        close(log);
+    }
+    return result;
+}
+int fsync(int descriptor) { return watched("fsync", descriptor); }
+int fdatasync(int descriptor) { return watched("fdatasync", descriptor); }
+"""
+
+SYNCED_PUBLISHER = """
+import asyncio, os, pathlib, sys
+from opendata_queue import Engine
+
+async def main(root):
+    log = pathlib.Path(os.environ["SYNC_LOG"])
+    wal = root / "messages" / "00000" / "wal"
+    async with await Engine.open(root.as_uri()) as system:
         for _ in range(20):
             await system.publish(b"x")
-            assert {*wal.glob("*.sst"), wal} <= synced
+            files = {*map(str, wal.glob("*.sst")), str(wal)}
+            missing = files - set(log.read_text().splitlines())
+            assert not missing, missing
+        await system.close()
 
-    tree = wal.parent
-    assert {tree, tree.parent, tree.parent.parent} <= synced
+asyncio.run(main(pathlib.Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="preloads a library")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("tier", Tier)
+def test_every_wal_file_of_a_commit_is_synced_before_it_is_acknowledged(
+    tmp_path: Path, tier: Tier
+) -> None:
+    source, shim, log = tmp_path / "watch.c", tmp_path / "watch.so", tmp_path / "synced"
+    source.write_text(SYNC_WATCH)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    root = tmp_path / "root"
+
+    subprocess.run(
+        [sys.executable, "-c", SYNCED_PUBLISHER, root],
+        check=True,
+        env=os.environ
+        | {
+            "LD_PRELOAD": str(shim),
+            "SYNC_LOG": str(log),
+            TIER_VARIABLE: tier.value,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+    )
+
+    synced = {Path(line) for line in log.read_text().splitlines()}
+    tree = root / "messages" / "00000"
+    assert {tree, tree.parent, root} <= synced
     for folder in ("compacted", "manifest"):
         assert {*(tree / folder).iterdir(), tree / folder} <= synced
 
@@ -162,10 +266,10 @@ async def test_a_file_that_can_not_be_synced_is_no_success(
 
 @pytest.mark.usefixtures("s3_environment")
 async def test_an_endpoint_that_is_no_url_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT", "127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9")
 
-    with pytest.raises(StoreAccessError, match=r"AWS_ENDPOINT is '127\.0\.0\.1:9', not a URL"):
-        await System.open("s3://bucket/root")
+    with pytest.raises(StoreAccessError, match=r"AWS_ENDPOINT_URL is '127\.0\.0\.1:9', not a URL"):
+        await Engine.open("s3://bucket/root")
 
 
 def test_gaps_among_old_wal_files_do_not_stop_the_syncing_of_new_ones(
@@ -182,11 +286,11 @@ def test_gaps_among_old_wal_files_do_not_stop_the_syncing_of_new_ones(
 
     new = wal / f"{43:020}.sst"
     new.write_bytes(b"new")
-    sync.sync_commit()
+    sync()
 
     assert new in synced
     with pytest.raises(OSError, match="has made no WAL file"):
-        sync.sync_commit()
+        sync()
     sync.close()
 
 
@@ -206,7 +310,7 @@ def watch_syncs(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
 
 async def test_a_missing_bucket_is_named(s3_environment: S3Server) -> None:
     with pytest.raises(StoreAccessError, match=r"s3://no-such-bucket.*the bucket does not exist"):
-        await System.open("s3://no-such-bucket/root")
+        await Engine.open("s3://no-such-bucket/root")
 
 
 async def test_wrong_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,18 +321,18 @@ async def test_wrong_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "SOMEBODYELSE")
 
         with pytest.raises(StoreAccessError, match="the credentials are not accepted"):
-            await System.open("s3://private/root")
+            await Engine.open("s3://private/root")
 
 
 READ_ONLY_CHILD = """
 import asyncio, os, sys
-from opendata_queue import StoreAccessError, System
+from opendata_queue import StoreAccessError, Engine
 if os.getuid() == 0:  # root may write anywhere
     os.setgid(65534)
     os.setuid(65534)
 for url in sys.argv[1:]:
     try:
-        asyncio.run(System.open(url))
+        asyncio.run(Engine.open(url))
     except StoreAccessError as error:
         print(error)
 """
@@ -240,7 +344,7 @@ async def test_a_read_only_folder_is_named(tmp_path: Path, existing: bool) -> No
     folder.mkdir()
     url = f"file://{folder}/root"
     if existing:
-        await (await System.open(url)).close()
+        await (await Engine.open(url)).close()
     for place in (folder, *folder.rglob("*")):
         place.chmod(0o555 if place.is_dir() else 0o444)
     for place in (tmp_path, *list(tmp_path.parents)[:-1]):  # for the child that is not root
@@ -265,4 +369,4 @@ async def test_a_file_where_a_folder_belongs_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
 
     with pytest.raises(StoreAccessError, match="is a file, not a folder"):
-        await System.open(f"file://{tmp_path}/file/root")
+        await Engine.open(f"file://{tmp_path}/file/root")

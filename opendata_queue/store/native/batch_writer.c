@@ -1,18 +1,37 @@
-/* Writes a packed batch of rows to SlateDB through the C symbols of its Python binding.
+/* Writes packed batches of rows to SlateDB through the C symbols of its Python binding, makes them
+ * durable, and reads the rows of short scans.
+ *
+ * Two ways to ask for it. `odq_write` does all in one call that blocks, so the thread that calls
+ * needs the GIL only before and after it. `odq_submit_write` and `odq_submit_scan` hand a job to a
+ * thread of this library and return; when it is done, it is put into a mailbox, whose descriptor
+ * wakes an event loop. No Python thread is needed then, and none has to wait for the GIL while the
+ * event loop is busy.
  *
  * A plain shared library without Python headers: ctypes loads it and releases the GIL for the
  * length of each call. It links against nothing of SlateDB; the caller hands over the addresses.
- * It keeps no state, so any number of threads may call it at once.
+ * Its only state is the pool of threads. Any number of threads may call it at once.
  *
  * The rows' layout is stated in rows.py, the meaning of the symbols in batch_writer.py. Whatever is
  * changed here in a signature, a structure or a number must raise ODQ_ABI in both files.
  */
+#define _POSIX_C_SOURCE 200809L
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#define ODQ_ABI 1
+#ifdef __APPLE__
+#define fdatasync fsync
+#endif
+
+#define ODQ_ABI 3
 #define EXPORT __attribute__((visibility("default")))
 
 /* uniffi 0.31, contract version 30 */
@@ -40,10 +59,32 @@ typedef struct {
     void (*poll_void)(uint64_t future, Continuation, uint64_t data);
     void (*complete_void)(uint64_t future, RustCallStatus *);
     void (*free_void)(uint64_t future);
+    void (*rustbuffer_free)(RustBuffer, RustCallStatus *);
+    void (*free_db)(uint64_t, RustCallStatus *);
+    uint64_t (*db_scan)(uint64_t db, RustBuffer range, RustBuffer options);
+    uint64_t (*clone_dbreader)(uint64_t, RustCallStatus *);
+    void (*free_dbreader)(uint64_t, RustCallStatus *);
+    uint64_t (*dbreader_scan)(uint64_t reader, RustBuffer range, RustBuffer options);
+    uint64_t (*clone_dbiterator)(uint64_t, RustCallStatus *);
+    void (*free_dbiterator)(uint64_t, RustCallStatus *);
+    uint64_t (*dbiterator_next_batch)(uint64_t iterator, uint32_t rows);
+    void (*poll_rust_buffer)(uint64_t future, Continuation, uint64_t data);
+    RustBuffer (*complete_rust_buffer)(uint64_t future, RustCallStatus *);
+    void (*free_rust_buffer)(uint64_t future);
 } Symbols;
 
 /* Return codes of the exported functions. */
-enum { ODQ_OK = 0, ODQ_FAILED = 1, ODQ_MALFORMED = 2 };
+enum { ODQ_OK = 0, ODQ_FAILED = 1, ODQ_MALFORMED = 2, ODQ_NOT_SYNCED = 3, ODQ_NO_WAL = 4,
+       ODQ_NO_MEMORY = 5, ODQ_NO_THREAD = 6 };
+
+/* The WAL files to sync after a flush: `folder`/`next`.sst and those after it, then the folder
+ * itself, which `descriptor` is open on. `next` is moved on; durable_files.py says why that is all. */
+typedef struct { const char *folder; int32_t descriptor, error_number; uint64_t next; } WalSync;
+
+/* What has become of a job. On ODQ_FAILED `status` holds the error; `rows` is what a scan has
+ * found. Both buffers are the receiver's to free. */
+typedef struct { uint64_t number, wal_next; int32_t result, error_number; RustCallStatus status;
+                 RustBuffer rows; } Outcome;
 
 enum { OP_PUT = 1, OP_PUT_TTL = 2, OP_DELETE = 3, HEADER_BYTES = 16, LENGTH_BYTES = 4 };
 enum { TTL_EXPIRE_AFTER_MILLIS = 3, TTL_BYTES = 12 };
@@ -53,6 +94,9 @@ EXPORT uint32_t odq_layout(uint32_t *out, uint32_t capacity) {
     const uint32_t layout[] = {
         ODQ_ABI, sizeof(RustBuffer), offsetof(RustBuffer, len), offsetof(RustBuffer, data),
         sizeof(RustCallStatus), offsetof(RustCallStatus, error_buf), sizeof(Symbols), HEADER_BYTES,
+        sizeof(WalSync), offsetof(WalSync, descriptor), offsetof(WalSync, error_number),
+        offsetof(WalSync, next), sizeof(Outcome), offsetof(Outcome, result),
+        offsetof(Outcome, status), offsetof(Outcome, rows),
     };
     const uint32_t count = sizeof layout / sizeof *layout;
     for (uint32_t i = 0; i < count && i < capacity; i++) out[i] = layout[i];
@@ -207,13 +251,325 @@ static int write_rows(const Symbols *s, uint64_t db, const uint8_t *rows, size_t
     return result;
 }
 
+/* The number of the error, or 0; interruptions are none. */
+static int synced(int (*sync)(int), int descriptor) {
+    int result;
+    do result = sync(descriptor); while (result && errno == EINTR);
+    return result ? errno : 0;
+}
+
+static int sync_file(const char *path) {
+    int descriptor;
+    do descriptor = open(path, O_RDONLY | O_CLOEXEC); while (descriptor < 0 && errno == EINTR);
+    if (descriptor < 0) return errno;
+    const int error = synced(fdatasync, descriptor);
+    close(descriptor);
+    return error;
+}
+
+static int sync_wal(WalSync *wal) {
+    char path[4096];
+    const uint64_t first = wal->next;
+    for (;;) {
+        const int size = snprintf(path, sizeof path, "%s/%020" PRIu64 ".sst", wal->folder, wal->next);
+        const int fits = size >= 0 && size < (int)sizeof path;
+        wal->error_number = fits ? sync_file(path) : ENAMETOOLONG;
+        if (wal->error_number) break;
+        wal->next++;
+    }
+    if (wal->error_number != ENOENT) return ODQ_NOT_SYNCED;
+    if (wal->next == first) return ODQ_NO_WAL;
+    wal->error_number = synced(fsync, wal->descriptor);
+    return wal->error_number ? ODQ_NOT_SYNCED : ODQ_OK;
+}
+
 /* Writes all rows as one batch (none if there are no rows: SlateDB refuses an empty batch) and, if
- * asked, flushes; blocks until that is done. `db` stays the caller's. On ODQ_FAILED, `status` holds
- * the error and its buffer, which the caller frees. */
+ * asked, flushes, and syncs the WAL files unless `wal` is NULL; blocks until that is done. `db` stays
+ * the caller's. On ODQ_FAILED, `status` holds the error and its buffer, which the caller frees; on
+ * ODQ_NOT_SYNCED, `wal` has the error's number. */
 EXPORT int32_t odq_write(const Symbols *s, uint64_t db, const uint8_t *rows, uint64_t size,
-                         int32_t then_flush, RustCallStatus *status) {
+                         int32_t then_flush, WalSync *wal, RustCallStatus *status) {
     int result = ODQ_OK;
     if (size) result = write_rows(s, db, rows, (size_t)size, status);
     if (result == ODQ_OK && then_flush) result = flush(s, db, status);
+    if (result == ODQ_OK && wal) result = sync_wal(wal);
     return result;
+}
+
+/* --- scans ------------------------------------------------------------------------------------ */
+
+static RustBuffer copied(const Symbols *s, const uint8_t *bytes, uint64_t size,
+                         RustCallStatus *status) {
+    RustBuffer buffer = s->rustbuffer_alloc(size, status);
+    if (status->code != CALL_SUCCESS) return buffer;
+    memcpy(buffer.data, bytes, size);
+    buffer.len = size;
+    return buffer;
+}
+
+/* The first `limit` rows of a range, as the binding's `next_batch` returns them. Range and options
+ * are serialised as uniffi does it. */
+static int scan(const Symbols *s, uint64_t handle, int is_reader, const uint8_t *range,
+                uint64_t range_size, const uint8_t *options, uint64_t options_size, uint32_t limit,
+                RustBuffer *rows, RustCallStatus *status) {
+    RustCallStatus ignored = {0};
+    const RustBuffer own_range = copied(s, range, range_size, status);
+    if (status->code != CALL_SUCCESS) return ODQ_FAILED;
+    const RustBuffer own_options = copied(s, options, options_size, status);
+    if (status->code != CALL_SUCCESS) return ODQ_FAILED;
+    const uint64_t own = (is_reader ? s->clone_dbreader : s->clone_db)(handle, status);
+    if (status->code != CALL_SUCCESS) return ODQ_FAILED;
+    uint64_t future = (is_reader ? s->dbreader_scan : s->db_scan)(own, own_range, own_options);
+    drive(s->poll_u64, future);
+    const uint64_t iterator = s->complete_u64(future, status);
+    s->free_u64(future);
+    if (status->code != CALL_SUCCESS) return ODQ_FAILED;
+    const uint64_t own_iterator = s->clone_dbiterator(iterator, status);
+    if (status->code == CALL_SUCCESS) {
+        future = s->dbiterator_next_batch(own_iterator, limit);
+        drive(s->poll_rust_buffer, future);
+        *rows = s->complete_rust_buffer(future, status);
+        s->free_rust_buffer(future);
+    }
+    s->free_dbiterator(iterator, &ignored);
+    return status->code == CALL_SUCCESS ? ODQ_OK : ODQ_FAILED;
+}
+
+/* --- jobs --------------------------------------------------------------------------------------- */
+
+enum { JOB_WRITE, JOB_SCAN, MOST_THREADS = 64 };
+
+typedef struct Job Job;
+
+/* Where jobs go when they are done. It lives until its owner has closed it and no job is under way.
+ * The symbols are its own: the interpreter, which made them, may end before the last job. */
+typedef struct { Symbols symbols; pthread_mutex_t mutex; int descriptor, closed;
+                 uint64_t under_way; Job *first, *last; } Mailbox;
+
+struct Job {
+    Job *next;
+    Mailbox *mailbox;
+    int kind, is_reader, then_flush, has_wal;
+    uint32_t limit;
+    uint64_t handle, range_size, size;
+    WalSync wal;
+    Outcome outcome;
+    uint8_t bytes[]; /* rows, or range and options; then the WAL's folder */
+};
+
+static struct { pthread_mutex_t mutex; pthread_cond_t work; Job *first, *last; int idle, threads; }
+    pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0};
+
+static void append(Job **first, Job **last, Job *job) {
+    job->next = NULL;
+    if (*last) (*last)->next = job; else *first = job;
+    *last = job;
+}
+
+static Job *take(Job **first, Job **last) {
+    Job *job = *first;
+    if (job) *first = job->next;
+    if (!*first) *last = NULL;
+    return job;
+}
+
+static void free_job(Job *job) {
+    const Symbols *s = &job->mailbox->symbols;
+    RustCallStatus ignored = {0};
+    (job->is_reader ? s->free_dbreader : s->free_db)(job->handle, &ignored);
+    free(job);
+}
+
+/* Whoever counts in `under_way` may use the mailbox; the last one of a closed mailbox frees it. */
+static void leave(Mailbox *mailbox) {
+    pthread_mutex_lock(&mailbox->mutex);
+    const int last_one = !--mailbox->under_way && mailbox->closed;
+    pthread_mutex_unlock(&mailbox->mutex);
+    if (!last_one) return;
+    pthread_mutex_destroy(&mailbox->mutex);
+    close(mailbox->descriptor);
+    free(mailbox);
+}
+
+/* Nobody will ask for it: its buffers are ours to free. */
+static void discard(Job *job) {
+    const Symbols *s = &job->mailbox->symbols;
+    RustCallStatus ignored = {0};
+    if (job->outcome.rows.data) s->rustbuffer_free(job->outcome.rows, &ignored);
+    if (job->outcome.status.error_buf.data)
+        s->rustbuffer_free(job->outcome.status.error_buf, &ignored);
+    free_job(job);
+}
+
+static void deliver(Job *job) {
+    Mailbox *mailbox = job->mailbox;
+    pthread_mutex_lock(&mailbox->mutex);
+    const int closed = mailbox->closed;
+    if (!closed) {
+        const int was_empty = !mailbox->first;
+        append(&mailbox->first, &mailbox->last, job);
+        /* One byte tells of all that is there; a pipe that is full has been told already. */
+        if (was_empty) while (write(mailbox->descriptor, "!", 1) < 0 && errno == EINTR) {}
+    }
+    pthread_mutex_unlock(&mailbox->mutex);
+    if (closed) discard(job); /* while we still count: it looks into the mailbox */
+    leave(mailbox);
+}
+
+static void run(Job *job) {
+    const Symbols *s = &job->mailbox->symbols;
+    Outcome *out = &job->outcome;
+    if (job->kind == JOB_SCAN) {
+        out->result = scan(s, job->handle, job->is_reader, job->bytes, job->range_size,
+                           job->bytes + job->range_size, job->size - job->range_size, job->limit,
+                           &out->rows, &out->status);
+    } else {
+        WalSync *wal = job->has_wal ? &job->wal : NULL;
+        out->result = odq_write(s, job->handle, job->bytes, job->size, job->then_flush, wal,
+                                &out->status);
+        out->wal_next = job->wal.next;
+        out->error_number = job->wal.error_number;
+    }
+}
+
+static void *work(void *unused) {
+    pthread_mutex_lock(&pool.mutex);
+    for (;;) {
+        Job *job;
+        while (!(job = take(&pool.first, &pool.last))) {
+            pool.idle++;
+            pthread_cond_wait(&pool.work, &pool.mutex);
+            pool.idle--;
+        }
+        pthread_mutex_unlock(&pool.mutex);
+        run(job);
+        deliver(job);
+        pthread_mutex_lock(&pool.mutex);
+    }
+    return unused;
+}
+
+/* With the mutex of the pool. Threads are never joined: what does not answer must not keep the
+ * process from ending. */
+static int start_thread(void) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    if (pthread_attr_init(&attributes)) return 0;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    /* Signals are for Python's threads: taken here, one would not wake whom it is meant for. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int failed = pthread_create(&thread, &attributes, work, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (!failed) pool.threads++;
+    return !failed;
+}
+
+static int submit(Job *job) {
+    Mailbox *mailbox = job->mailbox;
+    pthread_mutex_lock(&mailbox->mutex);
+    mailbox->under_way++;
+    pthread_mutex_unlock(&mailbox->mutex);
+    pthread_mutex_lock(&pool.mutex);
+    int waiting = 0;
+    for (Job *one = pool.first; one; one = one->next) waiting++;
+    int can_run = pool.idle > waiting || pool.threads >= MOST_THREADS || start_thread();
+    can_run = can_run || pool.threads; /* then it has to wait for one that is busy */
+    if (can_run) {
+        append(&pool.first, &pool.last, job);
+        pthread_cond_signal(&pool.work);
+    }
+    pthread_mutex_unlock(&pool.mutex);
+    if (can_run) return ODQ_OK;
+    free_job(job);
+    leave(mailbox);
+    return ODQ_NO_THREAD;
+}
+
+static Job *new_job(Mailbox *mailbox, uint64_t number, uint64_t handle, int is_reader,
+                    uint64_t bytes, RustCallStatus *status) {
+    const Symbols *s = &mailbox->symbols;
+    Job *job = calloc(1, sizeof *job + bytes);
+    if (!job) return NULL;
+    job->mailbox = mailbox;
+    job->outcome.number = number;
+    job->is_reader = is_reader;
+    job->handle = (is_reader ? s->clone_dbreader : s->clone_db)(handle, status);
+    if (status->code == CALL_SUCCESS) return job;
+    free(job);
+    return NULL;
+}
+
+/* A mailbox that writes a byte to `descriptor` when there is something in it. The descriptor is the
+ * mailbox's from now on. NULL if there is no memory. */
+EXPORT Mailbox *odq_mailbox_new(const Symbols *s, int32_t descriptor) {
+    Mailbox *mailbox = calloc(1, sizeof *mailbox);
+    if (!mailbox) return NULL;
+    mailbox->symbols = *s;
+    mailbox->descriptor = descriptor;
+    pthread_mutex_init(&mailbox->mutex, NULL);
+    return mailbox;
+}
+
+/* Nothing may be asked of the mailbox after this. Jobs that are under way go on to their end. */
+EXPORT void odq_mailbox_close(Mailbox *mailbox) {
+    Job *job;
+    pthread_mutex_lock(&mailbox->mutex);
+    mailbox->closed = 1;
+    mailbox->under_way++; /* us, until its jobs are discarded */
+    Job *first = mailbox->first;
+    mailbox->first = mailbox->last = NULL;
+    pthread_mutex_unlock(&mailbox->mutex);
+    while ((job = first)) { first = job->next; discard(job); }
+    leave(mailbox);
+}
+
+/* Moves up to `capacity` outcomes into `out`; returns how many. */
+EXPORT uint32_t odq_mailbox_take(Mailbox *mailbox, Outcome *out, uint32_t capacity) {
+    uint32_t count = 0;
+    Job *jobs = NULL, *last = NULL, *job;
+    pthread_mutex_lock(&mailbox->mutex);
+    while (count < capacity && (job = take(&mailbox->first, &mailbox->last))) {
+        append(&jobs, &last, job);
+        out[count++] = job->outcome;
+    }
+    pthread_mutex_unlock(&mailbox->mutex);
+    while ((job = jobs)) { jobs = job->next; free_job(job); }
+    return count;
+}
+
+/* `odq_write` as a job; rows and folder are copied. ODQ_FAILED: `status` says why there is no job. */
+EXPORT int32_t odq_submit_write(Mailbox *mailbox, uint64_t number, uint64_t db, const uint8_t *rows,
+                                uint64_t size, int32_t then_flush, const WalSync *wal,
+                                RustCallStatus *status) {
+    const size_t folder_size = wal ? strlen(wal->folder) + 1 : 0;
+    Job *job = new_job(mailbox, number, db, 0, size + folder_size, status);
+    if (!job) return status->code == CALL_SUCCESS ? ODQ_NO_MEMORY : ODQ_FAILED;
+    job->kind = JOB_WRITE;
+    job->size = size;
+    job->then_flush = then_flush;
+    if (size) memcpy(job->bytes, rows, size);
+    if (wal) {
+        job->has_wal = 1;
+        job->wal = *wal;
+        job->wal.folder = memcpy(job->bytes + size, wal->folder, folder_size);
+    }
+    return submit(job);
+}
+
+/* The first `limit` rows of a range of a database, or of a reader's, as a job. `bytes` has the range
+ * and then the options, as uniffi serialises them. */
+EXPORT int32_t odq_submit_scan(Mailbox *mailbox, uint64_t number, uint64_t handle, int32_t is_reader,
+                               const uint8_t *bytes, uint64_t range_size, uint64_t size,
+                               uint32_t limit, RustCallStatus *status) {
+    Job *job = new_job(mailbox, number, handle, is_reader, size, status);
+    if (!job) return status->code == CALL_SUCCESS ? ODQ_NO_MEMORY : ODQ_FAILED;
+    job->kind = JOB_SCAN;
+    job->range_size = range_size;
+    job->size = size;
+    job->limit = limit;
+    memcpy(job->bytes, bytes, size);
+    return submit(job);
 }

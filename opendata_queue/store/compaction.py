@@ -1,0 +1,55 @@
+"""Asking SlateDB to rewrite a database."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import slatedb.uniffi as slatedb
+
+from opendata_queue.errors import StoreUnavailableError
+
+_LOOK_AGAIN_SECONDS: Final = 0.5
+_FINISHED: Final = (slatedb.CompactionStatus.COMPLETED, slatedb.CompactionStatus.FAILED)
+# A compaction that has made no progress for so long has nobody who works on it.
+_STUCK_SECONDS: Final = 120.0
+
+
+async def rewrite_everything(admin: slatedb.Admin) -> bool:
+    """Compact all files into one run, and wait for it; false if that can't be done now.
+
+    Whichever process has the database open does the work. It is safe beside its writer.
+    """
+    view = await admin.read_compactor_state_view()
+    if view.compactions is not None and any(
+        one.status not in _FINISHED for one in view.compactions.recent_compactions
+    ):
+        return False
+    manifest = view.manifest
+    sources = [
+        *(slatedb.SourceId.SST_VIEW(one.id) for one in manifest.l0),
+        *(slatedb.SourceId.SORTED_RUN(run.id) for run in manifest.compacted),
+    ]
+    if not sources:
+        return False
+    into = manifest.compacted[-1].id if manifest.compacted else 0
+    spec = slatedb.CompactionSpec.TIERED(segment=b"", sources=sources, destination=into)
+    submitted = await admin.submit_compaction(spec)
+    return await _finished(admin, submitted.id)
+
+
+async def _finished(admin: slatedb.Admin, compaction_id: str) -> bool:
+    waited = 0.0
+    progress = None
+    while True:
+        found = await admin.read_compaction(compaction_id, None)
+        if found is None:  # finished so long ago that it is forgotten
+            return True
+        if found.status in _FINISHED:
+            return bool(found.status is slatedb.CompactionStatus.COMPLETED)
+        if progress != (found.status, found.bytes_processed):
+            progress, waited = (found.status, found.bytes_processed), 0.0
+        if waited > _STUCK_SECONDS:
+            raise StoreUnavailableError(f"compaction {compaction_id} makes no progress")
+        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        waited += _LOOK_AGAIN_SECONDS

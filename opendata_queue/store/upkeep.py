@@ -1,0 +1,74 @@
+"""Space of one database: what SlateDB allows beside its writer, from this process or another."""
+
+from __future__ import annotations
+
+import asyncio
+
+import slatedb.uniffi as slatedb
+
+from opendata_queue.store.compaction import rewrite_everything
+from opendata_queue.store.durable_files import TreeSync
+from opendata_queue.store.location import StoreKind
+from opendata_queue.store.objects import Objects
+from opendata_queue.store.translation import translated
+
+
+class Upkeep:
+    """Asks for compactions and collects garbage. It writes no rows, and fences nobody."""
+
+    def __init__(self, objects: Objects, path: str) -> None:
+        self.name = objects.location.url_of(path)
+        self._objects = objects
+        self._path = path
+        self._tree_sync: TreeSync | None = None
+        if objects.location.kind is StoreKind.FILE and objects.settings.fsync:
+            self._tree_sync = TreeSync(objects.location.folder / path)
+
+    async def size_bytes(self) -> int:
+        """The bytes of the files that hold its rows; what only the WAL has is not in it."""
+        with translated(f"read {self.name}"):
+            manifest = await self._admin().read_manifest(None)
+        if manifest is None:
+            return 0
+        files = [*manifest.l0, *manifest.compacted]
+        return sum(int(one.estimated_size_bytes) for one in files)
+
+    async def compact(self) -> bool:
+        """Have all files rewritten as one run, without what was deleted or is past its time.
+
+        What decides on the latter is the time of the newest row in files. Whichever process has
+        the database open does the work. False if there is nothing to rewrite, or SlateDB is busy
+        with some of it.
+        """
+        with translated(f"compact {self.name}"):
+            return await rewrite_everything(self._admin())
+
+    async def collect_garbage(self, *, min_age_ms: int | None = None) -> None:
+        """Remove files that are not needed any more, after what replaces them is on the disk.
+
+        SlateDB decides by the newest manifest. One that it writes in the instant between our sync
+        and that decision is synced right afterwards; only a power cut in between could hurt.
+        """
+        with translated(f"collect garbage of {self.name}"):
+            admin = self._admin()
+            if self._tree_sync is not None:
+                await self._sync_newest_manifest(admin)
+            await admin.run_gc_once(self._objects.settings.garbage_options(min_age_ms))
+            await asyncio.to_thread(self.sync_tree)
+
+    def sync_tree(self) -> None:
+        """Sync the files that were written in the background."""
+        if self._tree_sync is not None:
+            self._tree_sync.sync_new_files()
+
+    async def _sync_newest_manifest(self, admin: slatedb.Admin) -> None:
+        """Sync until no manifest was written while that was done."""
+        synced = None
+        while (newest := await admin.read_manifest(None)) is not None and newest.id != synced:
+            synced = newest.id
+            await asyncio.to_thread(self.sync_tree)
+
+    def _admin(self) -> slatedb.Admin:
+        return slatedb.AdminBuilder(
+            self._objects.location.join(self._path), self._objects.slatedb_store
+        ).build()

@@ -1,0 +1,89 @@
+"""Rows of a scan: the fast way and the binding's own give the same."""
+
+from __future__ import annotations
+
+import logging
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opendata_queue.store import Database, Objects, Rows, StoreSettings, batch_reader
+from opendata_queue.store.batch_reader import Row, parse_rows
+
+
+def packed(key: bytes, value: bytes, expires_at: int | None = None) -> bytes:
+    tail = b"\x00" if expires_at is None else b"\x01" + struct.pack(">q", expires_at)
+    return (
+        struct.pack(">i", len(key)) + key + struct.pack(">i", len(value)) + value
+        + struct.pack(">Qq", 7, 8) + tail
+    )  # fmt: skip
+
+
+def test_rows_are_taken_out_of_the_bytes_of_the_binding() -> None:
+    rows = packed(b"a", b"one") + packed(b"bb", b"", expires_at=9) + packed(b"c", bytes(70_000))
+
+    assert parse_rows(struct.pack(">i", 3) + rows) == [
+        (b"a", b"one"),
+        (b"bb", b""),
+        (b"c", bytes(70_000)),
+    ]
+    assert parse_rows(struct.pack(">i", 0)) == []
+
+
+# Few lengths, so that rows are often alike, and often only seem to be.
+@given(
+    st.lists(
+        st.tuples(st.binary(min_size=1, max_size=3), st.binary(max_size=3), st.none() | st.just(9)),
+        max_size=8,
+    )
+)
+def test_rows_are_the_same_whether_or_not_they_are_alike(
+    rows: list[tuple[bytes, bytes, int | None]],
+) -> None:
+    data = struct.pack(">i", len(rows)) + b"".join(packed(*row) for row in rows)
+
+    assert parse_rows(data) == [(key, value) for key, value, _ in rows]
+
+
+def test_bytes_that_are_left_over_are_an_error() -> None:
+    with pytest.raises(RuntimeError, match="3 bytes are left"):
+        parse_rows(struct.pack(">i", 1) + packed(b"a", b"b") + b"???")
+
+
+async def scanned(database: Database, limit: int | None) -> list[list[Row]]:
+    return [chunk async for chunk in database.scan(b"\x00", b"\xff", limit=limit)]
+
+
+@pytest.mark.parametrize("limit", [None, 1, 999, 1_000, 1_001, 2_500, 5_000])
+async def test_both_ways_return_the_same_rows(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    database = await Database.open(Objects.open("memory:///", StoreSettings()), "d")
+    rows = Rows()
+    for number in range(2_500):
+        ttl_ms = 3_600_000 if number % 3 else None
+        rows.put(b"k%05d" % number, bytes(number % 300), ttl_ms=ttl_ms)
+    await database.commit(rows)
+
+    fast = await scanned(database, limit)
+    monkeypatch.setattr(batch_reader, "_reader", lambda: batch_reader._public_reader)
+    public = await scanned(database, limit)
+    await database.close()
+
+    assert fast == public
+    assert sum(map(len, fast)) == min(2_500, limit or 2_500)
+    assert {type(part) for chunk in fast for row in chunk for part in row} == {bytes}
+
+
+async def test_another_binding_is_read_in_its_own_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(batch_reader, "NEXT_BATCH_CHECKSUM", 1)
+
+    with caplog.at_level(logging.WARNING):
+        reader = batch_reader._reader.__wrapped__()
+
+    assert reader is batch_reader._public_reader
+    assert "the API checksum of next_batch is" in caplog.text

@@ -1,0 +1,39 @@
+"""What SlateDB is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from opendata_queue import StoreSettings
+
+
+@pytest.mark.parametrize(
+    ("given", "on_s3", "expected"),
+    [(None, True, "5s"), (None, False, "1s"), (200, True, "200ms"), (200, False, "200ms")],
+)
+def test_files_to_compact_are_looked_for_often_where_a_look_costs_no_requests(
+    given: int | None, on_s3: bool, expected: str
+) -> None:
+    settings = StoreSettings(compaction_poll_ms=given).for_slatedb(on_s3=on_s3)
+
+    told = json.loads(settings.to_json_string())
+
+    assert told["manifest_poll_interval"] == expected
+    assert told["compactor_options"]["poll_interval"] == expected
+    assert told["compactor_options"]["worker"]["compactions_poll_interval"] == expected
+
+
+@pytest.mark.parametrize("on_s3", [True, False])
+def test_what_compactions_have_in_memory_is_bounded(on_s3: bool) -> None:
+    told = json.loads(StoreSettings().for_slatedb(on_s3=on_s3).to_json_string())
+
+    options = told["compactor_options"]
+    worker = options["worker"]
+    files_merged = 8
+    fetched = files_merged * worker["max_fetch_tasks"] * worker["bytes_to_fetch"]
+    at_once = min(options["max_concurrent_compactions"], worker["max_concurrent_compactions"])
+    assert 1 < at_once * worker["max_subcompactions"] <= 2  # a small one never waits for a large
+    assert at_once * fetched <= 32 * 1024 * 1024
+    assert worker["max_sst_size"] == told["l0_sst_size_bytes"]

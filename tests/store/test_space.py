@@ -1,0 +1,106 @@
+"""Space: what is past its time or deleted leaves the store when SlateDB is asked for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from opendata_queue import StoreSettings
+from opendata_queue.store import Database, Objects, Rows
+from tests.conftest import NewRoot
+
+SETTINGS = StoreSettings(compaction_poll_ms=50, replaced_files_kept_ms=100)
+ROW_BYTES = 10_000
+
+
+async def test_a_compaction_frees_what_was_deleted_or_is_past_its_time(root: str) -> None:
+    objects = Objects.open(root, SETTINGS)
+    database = await Database.open(objects, "db")
+    rows = Rows()
+    for number in range(60):
+        ttl_ms = 1 if number % 3 == 0 else None
+        rows.put(b"%02d" % number, os.urandom(ROW_BYTES), ttl_ms=ttl_ms)
+    await database.commit(rows)
+    await database.flush_to_files()
+    deleted = Rows()
+    for number in range(1, 60, 3):
+        deleted.delete(b"%02d" % number)
+    await database.commit(deleted)
+    assert await database.size_bytes() > 39 * ROW_BYTES
+    mark = Rows()
+    mark.put(b"mark", b"later than all others")
+    await database.commit(mark)
+    await database.flush_to_files()
+
+    assert await database.compact()
+
+    assert 20 * ROW_BYTES < await database.size_bytes() < 22 * ROW_BYTES
+    assert database.requests > 0
+    await database.close()
+    again = await Database.open(objects, "db")
+    left = [key async for chunk in again.scan(b"0", b"9") for key, _ in chunk]
+    assert left == [b"%02d" % number for number in range(2, 60, 3)]
+    await again.close()
+
+
+async def test_a_compaction_makes_no_file_larger_than_the_rows_kept_in_memory(
+    tmp_path: Path,
+) -> None:
+    # Three files: SlateDB begins to merge them by itself when there are four.
+    size_bytes, count, batch = 1024 * 1024, 300, 25
+    settings = replace(SETTINGS, memtable_bytes=size_bytes)
+    database = await Database.open(Objects.open(f"file://{tmp_path}", settings), "db")
+    for first in range(0, count, batch):
+        rows = Rows()
+        for number in range(first, first + batch):
+            rows.put(b"%03d" % number, os.urandom(ROW_BYTES))
+        await database.commit(rows)
+    await database.flush_to_files()
+
+    assert await database.compact()
+
+    await database.close()
+    written = [path.stat().st_size for path in tmp_path.glob("db/compacted/*.sst")]
+    assert sum(written) > count * ROW_BYTES
+    assert max(written) < size_bytes + 2 * batch * ROW_BYTES
+
+
+async def test_there_is_nothing_to_compact_in_an_empty_database(new_memory_root: NewRoot) -> None:
+    database = await Database.open(Objects.open(new_memory_root(), SETTINGS), "db")
+
+    assert not await database.compact()
+
+    await database.close()
+
+
+async def test_a_snapshot_stays_as_it_was(new_memory_root: NewRoot) -> None:
+    database = await Database.open(Objects.open(new_memory_root(), SETTINGS), "db")
+    rows = Rows()
+    rows.put(b"a", b"1")
+    await database.commit(rows)
+
+    snapshot = await database.snapshot()
+    rows = Rows()
+    rows.delete(b"a")
+    rows.put(b"b", b"2")
+    await database.commit(rows)
+
+    assert [key async for chunk in snapshot.scan(b"a", b"z") for key, _ in chunk] == [b"a"]
+    assert await snapshot.get(b"a") == b"1"
+    await database.close()
+
+
+async def test_objects_are_listed_behind_a_name_and_weighed(root: str) -> None:
+    objects = Objects.open(root, SETTINGS)
+    for number in range(5):
+        await objects.write(f"some/{number}", bytes(number))
+
+    assert await objects.list_from("some", "", 2) == [("0", 0), ("1", 1)]
+    assert await objects.list_from("some", "2", 10) == [("3", 3), ("4", 4)]
+    assert await objects.list_from("none", "", 10) == []
+    assert await objects.size_bytes("some") == 10
+    await objects.write("somewhere", b"else")
+    await objects.delete_under("some")
+    assert await objects.list_from("some", "", 10) == []
+    assert await objects.read("somewhere") == b"else"
