@@ -1,0 +1,1 @@
+"""The broker: a root offered over HTTP."""

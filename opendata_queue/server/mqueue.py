@@ -1,0 +1,350 @@
+"""The MQueue API: ``/enqueue``, ``/dequeue``, ``/ack`` and ``/nack``, in JSON with numeric ids.
+
+A namespace and a topic are the queue ``namespace/topic``, made on first use, of the messages whose
+headers ``namespace`` and ``topic`` say so. Messages are acked by their id alone: that is taken to
+mean the latest claim of it.
+
+Where the roles are apart, a process that publishes can make no queues. The one that serves them
+makes it when a topic is first asked for, from the beginning of the log: so nothing is missed that
+was enqueued before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.routing import Route
+
+from opendata_queue.errors import QueueExistsError, QueueNotFoundError
+from opendata_queue.filters import (
+    MAX_PRIORITY,
+    PRIORITY_HEADER,
+    And,
+    Comparison,
+    Filter,
+    Header,
+    Operator,
+    Rule,
+    Text,
+)
+from opendata_queue.ingest import Ingest
+from opendata_queue.interface import Start
+from opendata_queue.messages import NewMessage
+from opendata_queue.queue_options import check_name
+from opendata_queue.queue_state import Claim
+from opendata_queue.receipts import Receipts
+from opendata_queue.roles import Role
+from opendata_queue.server.access import Caller
+from opendata_queue.server.exchange import Answer, Broker, Endpoint, Inquiry
+from opendata_queue.server.operations import what_fits
+from opendata_queue.server.refusals import Refusal, invalid
+from opendata_queue.server.trace import with_trace
+from opendata_queue.server.v1 import refusals
+from opendata_queue.shard import MAX_MESSAGE_ID, NAMESPACE_HEADER
+from opendata_queue.wire import JSON, ErrorBody
+
+TOPIC_HEADER: Final = "topic"
+
+_RECEIPTS_KEPT: Final = 100_000
+_MAX_LIMIT: Final = 1_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,6}")
+
+MessageId = Annotated[int, Meta(ge=0, le=MAX_MESSAGE_ID)]
+
+
+class Item(Struct, kw_only=True):
+    namespace: str
+    topic: str
+    payload: bytes
+    priority: Annotated[int, Meta(ge=0, le=MAX_PRIORITY)] | None = None
+    deliver_after: Annotated[datetime, Meta(tz=True)] | None = None
+    idempotency_key: str | None = None
+
+
+class LeasedItem(Struct, kw_only=True):
+    id: int
+    payload: bytes | None
+    lease_expires_at: str
+
+
+class Acknowledge(Struct, kw_only=True):
+    id: MessageId
+    namespace: str
+    topic: str
+
+
+class NegativeAcknowledge(Struct, kw_only=True):
+    id: MessageId
+    namespace: str
+    topic: str
+    error: str = ""
+
+
+class TopicQueues:
+    """The queues of namespaces and topics, and who holds which of their messages."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._system = broker.system
+        self._receipts: OrderedDict[tuple[str, int], str] = OrderedDict()
+
+    async def enqueue(self, inquiry: Inquiry) -> Answer:
+        inquiry.caller.check_action("publish")
+        inquiry.check_json()
+        items = _ITEMS.decode(inquiry.body)
+        if len(items) > self._broker.settings.max_batch:
+            raise invalid(f"{len(items)} items are over {self._broker.settings.max_batch}")
+        messages = [_message(item, inquiry) for item in items]
+        for message in messages:
+            inquiry.caller.stamp(message)
+        for namespace, cost in Counter(item.namespace for item in items).items():
+            self._broker.rates.take(namespace, cost)
+        for namespace, topic in {(item.namespace, item.topic): None for item in items}:
+            if isinstance(self._system, Ingest):
+                _checked_queue(inquiry.caller, namespace, topic)
+            else:
+                await self._ensure(inquiry.caller, namespace, topic)
+        ids = await self._system.publish_many(messages)
+        inquiry.work.message_ids = ids
+        self._broker.metrics.count("published", len(ids))
+        return _json(ids)
+
+    async def dequeue(self, inquiry: Inquiry) -> Answer:
+        inquiry.caller.check_action("consume")
+        namespace, topic = _required(inquiry, "namespace"), _required(inquiry, "topic")
+        limit = _limit(inquiry.query.get("limit", "10"))
+        queue = await self._enter(inquiry.caller, namespace, topic)
+        claimed = await self._system.claim(queue, limit)
+        claimed = await what_fits(self._system, self._broker.settings, queue, claimed)
+        for message in claimed:
+            self._remember(queue, message.message_id, message.receipt)
+        inquiry.work.message_ids = [one.message_id for one in claimed]
+        self._broker.metrics.count("claimed", len(claimed))
+        leased = [
+            LeasedItem(
+                id=one.message_id,
+                payload=one.payload,
+                lease_expires_at=_timestamp(one.lease_deadline_ms),
+            )
+            for one in claimed
+        ]
+        return _json(leased)
+
+    async def ack(self, inquiry: Inquiry) -> Answer:
+        inquiry.caller.check_action("consume")
+        inquiry.check_json()
+        asked = _ACK.decode(inquiry.body)
+        queue = await self._enter(inquiry.caller, asked.namespace, asked.topic)
+        receipt = await self._receipt(queue, asked.id)
+        (outcome,) = await self._system.ack(queue, receipt)
+        return self._settled(queue, asked.id, outcome, "acked")
+
+    async def nack(self, inquiry: Inquiry) -> Answer:
+        inquiry.caller.check_action("consume")
+        inquiry.check_json()
+        asked = _NACK.decode(inquiry.body)
+        queue = await self._enter(inquiry.caller, asked.namespace, asked.topic)
+        receipt = await self._receipt(queue, asked.id)
+        (outcome,) = await self._system.nack(queue, receipt, error=asked.error)
+        return self._settled(queue, asked.id, outcome, "nacked")
+
+    def _settled(self, queue: str, message_id: int, outcome: str, event: str) -> Answer:
+        self._receipts.pop((queue, message_id), None)
+        if outcome != "ok":
+            raise _conflict(f"message {message_id} of {queue} is not leased any more")
+        self._broker.metrics.count(event, 1)
+        return _json({})
+
+    # --- queues -----------------------------------------------------------------------------------
+
+    async def _enter(self, caller: Caller, namespace: str, topic: str) -> str:
+        queue = await self._ensure(caller, namespace, topic)
+        self._broker.rates.take(namespace)
+        caller.check_confined(queue, (await self._system.get_queue(queue)).filter)
+        return queue
+
+    async def _ensure(self, caller: Caller, namespace: str, topic: str) -> str:
+        """The queue of a namespace and topic, made if it is not there."""
+        queue = _checked_queue(caller, namespace, topic)
+        try:
+            await self._system.get_queue(queue)
+        except QueueNotFoundError:
+            await self._make(caller, queue, namespace, topic)
+        return queue
+
+    async def _make(self, caller: Caller, queue: str, namespace: str, topic: str) -> None:
+        if len(await self._system.list_queues()) >= self._broker.settings.max_topic_queues:
+            raise _conflict(f"there are too many queues to make {queue}")
+        filter = Filter((Rule(And((_is(NAMESPACE_HEADER, namespace), _is(TOPIC_HEADER, topic)))),))
+        start: Start = "beginning" if self._broker.settings.role is Role.QUEUES else "now"
+        try:
+            await self._system.create_queue(queue, filter=filter.text, start=start)
+        except QueueExistsError:  # somebody else was first
+            await self._system.get_queue(queue)
+
+    # --- receipts ---------------------------------------------------------------------------------
+
+    def _remember(self, queue: str, message_id: int, receipt: str) -> None:
+        self._receipts[queue, message_id] = receipt
+        self._receipts.move_to_end((queue, message_id))
+        if len(self._receipts) > _RECEIPTS_KEPT:
+            self._receipts.popitem(last=False)
+
+    async def _receipt(self, queue: str, message_id: int) -> str:
+        """What to show for a message that was handed out, by this broker or the one before it."""
+        receipt = self._receipts.get((queue, message_id))
+        return receipt if receipt is not None else await self._find_receipt(queue, message_id)
+
+    async def _find_receipt(self, queue: str, message_id: int) -> str:
+        found = await self._system.history(message_id)
+        entries = () if found is None else found.entries
+        entry = next((one for one in entries if one.queue == queue), None)
+        if entry is None:
+            body = ErrorBody(
+                error="InvalidInputError", message=f"there is no message {message_id} in {queue}"
+            )
+            raise Refusal(404, body)
+        if entry.state != "in_flight":
+            raise _conflict(f"message {message_id} of {queue} is {entry.state}, and not leased")
+        assert entry.attempts is not None
+        assert entry.claimed_at_ms is not None
+        claim = Claim(message_id, entry.attempts, entry.claimed_at_ms)
+        created_at_ms = (await self._system.get_queue(queue)).created_at_ms
+        signer = Receipts(self._system.descriptor.secret_bytes)
+        return signer.of(queue.encode(), created_at_ms).make(claim)
+
+
+_ITEMS: Final = msgspec.json.Decoder(list[Item])
+_ACK: Final = msgspec.json.Decoder(Acknowledge)
+_NACK: Final = msgspec.json.Decoder(NegativeAcknowledge)
+
+
+def _checked_queue(caller: Caller, namespace: str, topic: str) -> str:
+    """The name of the queue of a namespace and topic, if the caller may use it."""
+    if "/" in namespace:
+        raise invalid(f"namespace {namespace!r} has a '/'")
+    queue = f"{namespace}/{topic}"
+    caller.check_queue(queue)
+    check_name(queue)
+    return queue
+
+
+def _is(header: str, value: str) -> Comparison:
+    return Comparison(Header(header), Operator.EQUAL, Text(value))
+
+
+def _message(item: Item, inquiry: Inquiry) -> NewMessage:
+    headers = {NAMESPACE_HEADER: item.namespace, TOPIC_HEADER: item.topic}
+    if item.priority is not None:
+        headers[PRIORITY_HEADER] = str(item.priority)
+    return NewMessage(
+        item.payload,
+        headers=with_trace(headers, inquiry.work.trace),
+        visible_at_ms=None if item.deliver_after is None else _milliseconds(item.deliver_after),
+        idempotency_key=item.idempotency_key,
+    )
+
+
+def _milliseconds(moment: datetime) -> int:
+    since = (moment.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
+    return max(0, since)
+
+
+def _timestamp(time_ms: int) -> str:
+    moment = _EPOCH + timedelta(milliseconds=time_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _required(inquiry: Inquiry, name: str) -> str:
+    value = inquiry.query.get(name)
+    if not value:
+        raise invalid(f"the query parameter {name!r} is missing")
+    return value
+
+
+def _limit(text: str) -> int:
+    if not _WHOLE_NUMBER.fullmatch(text) or not 1 <= int(text) <= _MAX_LIMIT:
+        raise invalid(f"limit is {text!r}, not within 1 to {_MAX_LIMIT}")
+    return int(text)
+
+
+def _conflict(message: str) -> Refusal:
+    return Refusal(409, ErrorBody(error="InvalidInputError", message=message))
+
+
+def _json(value: Any) -> Answer:
+    return Answer(body=msgspec.json.encode(value))
+
+
+def routes(broker: Broker) -> Iterator[Route]:
+    queues = TopicQueues(broker)
+    for path, method, handler in (
+        ("/enqueue", "POST", queues.enqueue),
+        ("/dequeue", "GET", queues.dequeue),
+        ("/ack", "POST", queues.ack),
+        ("/nack", "POST", queues.nack),
+    ):
+        yield Route(path, Endpoint(broker, path, handler), methods=[method])
+
+
+# --- OpenAPI --------------------------------------------------------------------------------------
+
+
+def schemas() -> dict[str, Any]:
+    kinds = [Item, LeasedItem, Acknowledge, NegativeAcknowledge]
+    _, found = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    return found
+
+
+def paths() -> dict[str, Any]:
+    parameters = [
+        {"name": "namespace", "in": "query", "required": True, "schema": {"type": "string"}},
+        {"name": "topic", "in": "query", "required": True, "schema": {"type": "string"}},
+        {
+            "name": "limit",
+            "in": "query",
+            "schema": {"type": "integer", "minimum": 1, "maximum": _MAX_LIMIT, "default": 10},
+        },
+    ]
+    return {
+        "/enqueue": {
+            "post": _described("enqueue", _array(_ref(Item)), _array({"type": "integer"}))
+        },
+        "/dequeue": {
+            "get": {
+                **_described("dequeue", None, _array(_ref(LeasedItem))),
+                "parameters": parameters,
+            }
+        },
+        "/ack": {"post": _described("ack_by_id", _ref(Acknowledge), {"type": "object"})},
+        "/nack": {"post": _described("nack_by_id", _ref(NegativeAcknowledge), {"type": "object"})},
+    }
+
+
+def _described(name: str, request: Any, response: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": name,
+        "tags": ["MQueue"],
+        "responses": {
+            "200": {"description": "Done", "content": {JSON: {"schema": response}}},
+            **refusals(400, 401, 403, 404, 408, 409, 413, 415, 429, 503),
+        },
+    }
+    if request is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": request}}}
+    return described
+
+
+def _array(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _ref(kind: type) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}

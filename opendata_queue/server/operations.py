@@ -1,0 +1,327 @@
+"""What each request under ``/v1`` does, within what its caller may."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+from typing import Any, Final
+
+from opendata_queue import wire
+from opendata_queue.engine import Engine
+from opendata_queue.ingest import Ingest
+from opendata_queue.interface import Outcome, QueueInfo, QueuePage, QueueStats
+from opendata_queue.messages import ClaimedMessage, NewMessage
+from opendata_queue.queue_options import QueueOptions
+from opendata_queue.server.access import Caller, namespace_of
+from opendata_queue.server.limits import Disconnected, RateLimits
+from opendata_queue.server.refusals import come_back, invalid
+from opendata_queue.server.settings import ServerSettings
+from opendata_queue.server.trace import Trace, with_trace
+from opendata_queue.shard import NAMESPACE_HEADER
+
+_ASK_ANOTHER_MS: Final = 100
+_RECEIPT_HEAD: Final = struct.Struct(">QH")
+
+
+ServedSystem = Engine | Ingest
+
+
+class Work:
+    """One request under way: what its handler may want to know beside its arguments."""
+
+    __slots__ = ("disconnected", "message_ids", "trace")
+
+    def __init__(self, trace: Trace, disconnected: Callable[[], Awaitable[None]]) -> None:
+        self.trace = trace
+        self.disconnected = disconnected
+        """Returns when the client has gone."""
+        self.message_ids: list[int] = []
+        """For the log."""
+
+
+class Operations:
+    """The operations of a system, one method for each, called by its name."""
+
+    def __init__(
+        self,
+        system: ServedSystem,
+        settings: ServerSettings,
+        rates: RateLimits,
+        draining: asyncio.Event,
+        count: Callable[[str, int], None],
+    ) -> None:
+        self._system = system
+        self._settings = settings
+        self._rates = rates
+        self._draining = draining
+        self._count = count
+
+    # --- publishing and reading -------------------------------------------------------------------
+
+    async def publish(self, caller: Caller, asked: wire.Publish, work: Work) -> wire.MessageIds:
+        self._check_batch(asked.messages)
+        messages = [one.as_new() for one in asked.messages]
+        for message in messages:
+            message.headers = with_trace(message.headers, work.trace)
+            caller.stamp(message)
+        costs = Counter(one.headers.get(NAMESPACE_HEADER, "") for one in messages)
+        for namespace, cost in costs.items():
+            self._rates.take(namespace, cost)
+        if asked.retried:
+            await self._check_published_here(messages, asked.key)
+        if asked.key is None:
+            work.message_ids = await self._system.publish_many(messages)
+        else:
+            work.message_ids = await self._system.publish_once(messages, asked.key)
+        self._count("published", len(messages))
+        return wire.MessageIds(message_ids=work.message_ids)
+
+    async def _check_published_here(self, messages: list[NewMessage], key: str | None) -> None:
+        """Refuse a repetition that another process may have done already (RFC 0008)."""
+        if isinstance(self._system, Ingest) and not await self._system.knows(messages, key):
+            raise come_back(
+                503,
+                "another process that publishes may have stored these messages, and only that one "
+                "knows",
+                _ASK_ANOTHER_MS,
+            )
+
+    async def read(self, caller: Caller, asked: wire.Read, work: Work) -> wire.StoredMessages:
+        self._check_batch(asked.message_ids)
+        found = await self._system.read_many(map(wire.id_of, asked.message_ids))
+        messages = [
+            one if one is not None and caller.may_see(one.headers) else None for one in found
+        ]
+        present = [one for one in messages if one is not None]
+        if _fitting(self._settings, present) < len(present):
+            raise invalid(
+                f"these messages have over {self._settings.max_answer_bytes:,} bytes: ask for fewer"
+            )
+        return wire.StoredMessages(messages=messages)
+
+    # --- queues -----------------------------------------------------------------------------------
+
+    async def create_queue(self, caller: Caller, asked: wire.CreateQueue, work: Work) -> QueueInfo:
+        self._enter_new(caller, asked.queue)
+        info = await self._system.create_queue(
+            asked.queue,
+            filter=caller.confined(asked.queue, asked.filter),
+            options=QueueOptions().with_changes(asked.options),
+            start=asked.start,
+        )
+        return _shown(caller, info)
+
+    async def update_queue(self, caller: Caller, asked: wire.UpdateQueue, work: Work) -> QueueInfo:
+        await self._enter(caller, asked.queue)
+        filter = None if asked.filter is None else caller.confined(asked.queue, asked.filter)
+        for name in ("name", "filter"):  # would be taken for arguments
+            if name in asked.options:
+                raise invalid(f"{name} is no option of a queue")
+        info = await self._system.update_queue(asked.queue, filter=filter, **asked.options)
+        return _shown(caller, info)
+
+    async def purge_queue(self, caller: Caller, asked: wire.Queue, work: Work) -> wire.Count:
+        await self._enter(caller, asked.queue)
+        return wire.Count(count=await self._system.purge_queue(asked.queue))
+
+    async def delete_queue(self, caller: Caller, asked: wire.Queue, work: Work) -> wire.Nothing:
+        self._enter_new(caller, asked.queue)
+        await self._system.delete_queue(asked.queue)
+        return wire.Nothing()
+
+    async def get_queue(self, caller: Caller, asked: wire.Queue, work: Work) -> QueueInfo:
+        return _shown(caller, await self._enter(caller, asked.queue))
+
+    async def list_queues(self, caller: Caller, asked: wire.Nothing, work: Work) -> wire.QueueNames:
+        names = await self._system.list_queues()
+        return wire.QueueNames(queues=[name for name in names if caller.may_use(name)])
+
+    async def stats(self, caller: Caller, asked: wire.Queue, work: Work) -> QueueStats:
+        await self._enter(caller, asked.queue)
+        return await self._system.stats(asked.queue)
+
+    # --- looking into queues ----------------------------------------------------------------------
+
+    async def peek(self, caller: Caller, asked: wire.Peek, work: Work) -> wire.PeekedMessages:
+        await self._enter(caller, asked.queue)
+        messages = await self._system.peek(asked.queue, asked.count)
+        return wire.PeekedMessages(messages=messages[: _fitting(self._settings, messages)])
+
+    async def browse(self, caller: Caller, asked: wire.Browse, work: Work) -> QueuePage:
+        await self._enter(caller, asked.queue)
+        return await self._system.browse(
+            asked.queue, asked.state, after=asked.after, limit=asked.limit
+        )
+
+    async def history(self, caller: Caller, asked: wire.History, work: Work) -> wire.FoundHistory:
+        found = await self._system.history(wire.id_of(asked.message_id))
+        if found is None or not caller.may_see(found.headers):
+            return wire.FoundHistory(history=None)
+        entries = tuple(one for one in found.entries if caller.may_use(one.queue))
+        return wire.FoundHistory(history=replace(found, entries=entries))
+
+    # --- consuming --------------------------------------------------------------------------------
+
+    async def claim(self, caller: Caller, asked: wire.Claim, work: Work) -> wire.ClaimedMessages:
+        await self._enter(caller, asked.queue)
+        # Mostly there is something, and nothing has to be watched meanwhile.
+        claimed = await self._claim(asked, wait_ms=min(asked.wait_ms, 0))
+        if not claimed and asked.wait_ms > 0:
+            wait_ms = min(asked.wait_ms, self._settings.max_wait_ms)
+            claimed = await self._claim_waiting(asked, wait_ms, work)
+        claimed = await what_fits(self._system, self._settings, asked.queue, claimed)
+        work.message_ids = [one.message_id for one in claimed]
+        self._count("claimed", len(claimed))
+        return wire.ClaimedMessages(messages=claimed)
+
+    async def _claim(self, asked: wire.Claim, wait_ms: int) -> list[ClaimedMessage]:
+        return await self._system.claim(
+            asked.queue,
+            asked.count,
+            consumer=asked.consumer,
+            lease_ms=asked.lease_ms,
+            wait_ms=wait_ms,
+        )
+
+    async def _claim_waiting(
+        self, asked: wire.Claim, wait_ms: int, work: Work
+    ) -> list[ClaimedMessage]:
+        """Wait for messages, unless the client goes away or the broker shuts down."""
+        claiming = asyncio.ensure_future(self._claim(asked, wait_ms))
+        gone = asyncio.ensure_future(work.disconnected())
+        draining = asyncio.ensure_future(self._draining.wait())
+        try:
+            await asyncio.wait([claiming, gone, draining], return_when=asyncio.FIRST_COMPLETED)
+            if not claiming.done():
+                # It gives back what it has taken.
+                claiming.cancel()
+                await asyncio.wait([claiming])
+            claimed = [] if claiming.cancelled() else claiming.result()
+            if gone.done():
+                await self._system.release(asked.queue, *claimed)
+                raise Disconnected
+            return claimed
+        finally:
+            for task in (claiming, gone, draining):
+                task.cancel()
+
+    async def ack(self, caller: Caller, asked: wire.Ack, work: Work) -> wire.Outcomes:
+        await self._enter_with(caller, asked.queue, asked.receipts)
+        outcomes = await self._system.ack(asked.queue, *asked.receipts)
+        self._count("acked", outcomes.count("ok"))
+        if asked.retried:
+            outcomes = [
+                await self._acked_before(asked.queue, receipt) if outcome != "ok" else outcome
+                for receipt, outcome in zip(asked.receipts, outcomes, strict=True)
+            ]
+        return wire.Outcomes(outcomes=outcomes)
+
+    async def _acked_before(self, queue: str, receipt: str) -> Outcome:
+        """Whether the lost receipt of a repeated ack is the one that finished its message."""
+        message_id, attempts = _RECEIPT_HEAD.unpack_from(bytes.fromhex(receipt))
+        found = await self._system.history(message_id)
+        for entry in () if found is None else found.entries:
+            if (entry.queue, entry.state, entry.attempts) == (queue, "done", attempts):
+                return "ok"
+        return "lease_lost"
+
+    async def nack(self, caller: Caller, asked: wire.Nack, work: Work) -> wire.Outcomes:
+        await self._enter_with(caller, asked.queue, asked.receipts)
+        outcomes = await self._system.nack(
+            asked.queue, *asked.receipts, error=asked.error, delay_ms=asked.delay_ms
+        )
+        self._count("nacked", outcomes.count("ok"))
+        return wire.Outcomes(outcomes=outcomes)
+
+    async def release(self, caller: Caller, asked: wire.Release, work: Work) -> wire.Outcomes:
+        await self._enter_with(caller, asked.queue, asked.receipts)
+        return wire.Outcomes(outcomes=await self._system.release(asked.queue, *asked.receipts))
+
+    async def extend(self, caller: Caller, asked: wire.Extend, work: Work) -> wire.Deadlines:
+        await self._enter_with(caller, asked.queue, asked.receipts)
+        deadlines = await self._system.extend(asked.queue, *asked.receipts, lease_ms=asked.lease_ms)
+        return wire.Deadlines(lease_deadlines_ms=deadlines)
+
+    # --- failed messages --------------------------------------------------------------------------
+
+    async def failed(
+        self, caller: Caller, asked: wire.ListFailed, work: Work
+    ) -> wire.FailedMessages:
+        await self._enter(caller, asked.queue)
+        after_id = int(asked.after_id)
+        messages = await self._system.failed(
+            asked.queue, filter=asked.filter, after_id=after_id, limit=asked.limit
+        )
+        return wire.FailedMessages(messages=messages)
+
+    async def replay(self, caller: Caller, asked: wire.ChooseFailed, work: Work) -> wire.MessageIds:
+        return await self._finish_failed(self._system.replay, caller, asked)
+
+    async def purge_failed(
+        self, caller: Caller, asked: wire.ChooseFailed, work: Work
+    ) -> wire.MessageIds:
+        return await self._finish_failed(self._system.purge_failed, caller, asked)
+
+    async def _finish_failed(
+        self,
+        finish: Callable[..., Awaitable[list[int]]],
+        caller: Caller,
+        asked: wire.ChooseFailed,
+    ) -> wire.MessageIds:
+        await self._enter(caller, asked.queue)
+        self._check_batch(asked.message_ids)
+        ids = map(wire.id_of, asked.message_ids)
+        chosen = await finish(
+            asked.queue, *ids, all=asked.all, filter=asked.filter, limit=asked.limit
+        )
+        return wire.MessageIds(message_ids=chosen)
+
+    # --- may they? --------------------------------------------------------------------------------
+
+    def _enter_new(self, caller: Caller, queue: str) -> None:
+        """Check that a caller may have something to do with a queue, whether or not it is there."""
+        caller.check_queue(queue)
+        self._rates.take(namespace_of(queue) or "")
+
+    async def _enter(self, caller: Caller, queue: str) -> QueueInfo:
+        """Check that a caller may look into a queue."""
+        self._enter_new(caller, queue)
+        info = await self._system.get_queue(queue)
+        caller.check_confined(queue, info.filter)
+        return info
+
+    async def _enter_with(self, caller: Caller, queue: str, receipts: list[str]) -> None:
+        self._check_batch(receipts)
+        await self._enter(caller, queue)
+
+    def _check_batch(self, given: Collection[Any]) -> None:
+        if len(given) > self._settings.max_batch:
+            raise invalid(
+                f"{len(given)} in one request are over the limit of {self._settings.max_batch}"
+            )
+
+
+async def what_fits(
+    system: ServedSystem, settings: ServerSettings, queue: str, claimed: list[ClaimedMessage]
+) -> list[ClaimedMessage]:
+    """As many as an answer may hold; the others are given back."""
+    fitting = _fitting(settings, claimed)
+    if fitting < len(claimed):
+        await system.release(queue, *claimed[fitting:])
+    return claimed[:fitting]
+
+
+def _fitting(settings: ServerSettings, messages: Collection[Any]) -> int:
+    size = 0
+    for index, message in enumerate(messages):
+        size += len(message.payload or b"")
+        if size > settings.max_answer_bytes and index:
+            return index
+    return len(messages)
+
+
+def _shown(caller: Caller, info: QueueInfo) -> QueueInfo:
+    return replace(info, filter=caller.shown(info.name, info.filter))

@@ -1,0 +1,390 @@
+"""Running a broker: from an open root to its last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+import uvicorn
+import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from odq_compactor import CompactorOptions, look_after, look_after_shard
+from opendata_queue.clock import Clock, SystemClock
+from opendata_queue.committer import CommitLimits
+from opendata_queue.engine import Engine
+from opendata_queue.errors import OdqError, OwnedError, StoreAccessError
+from opendata_queue.ingest import Ingest
+from opendata_queue.owner_files import QUEUES_ROLE
+from opendata_queue.ownership import ALL_ROLES, Vacancy, stand_by
+from opendata_queue.roles import Role
+from opendata_queue.server.app import Shortcut, make_app
+from opendata_queue.server.auth import check_address
+from opendata_queue.server.exchange import Broker
+from opendata_queue.server.open_files import make_room_for
+from opendata_queue.server.operations import ServedSystem
+from opendata_queue.server.settings import ServerSettings
+from opendata_queue.shard import PublishOptions
+from opendata_queue.store import Objects, StoreSettings
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG: Final = 2_048
+_MAX_HEAD_BYTES: Final = 64 * 1024
+"""And what one read from the network brings beyond that."""
+
+_LOOK_MS: Final = 1_000
+
+Announce = Callable[[str], None]
+T = TypeVar("T")
+
+
+def run(
+    url: str,
+    settings: ServerSettings,
+    *,
+    announce: Announce,
+    store: StoreSettings | None = None,
+    options: PublishOptions | None = None,
+) -> None:
+    """Serve the root at ``url`` until SIGTERM or SIGINT.
+
+    Returns when all is durable and closed; raises what made the system stop by itself.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(url, settings, announce, store, options))
+
+
+async def _serve(
+    url: str,
+    settings: ServerSettings,
+    announce: Announce,
+    store: StoreSettings | None,
+    options: PublishOptions | None,
+) -> None:
+    check_address(settings)
+    make_room_for(settings.max_connections)
+    clock = SystemClock()
+    signals = _Signals()
+    if settings.standby:
+        announce(f"standing by for {url}")
+    while True:
+        vacancy = await _unless_stopped(_vacancy(url, settings, clock, store), signals.stop)
+        if vacancy is None:
+            return
+        # The address is taken before the root: a broker that can't be reached must own nothing.
+        with _listen(settings) as listening:
+            address = settings.advertise or _address(listening)
+            try:
+                opening = _open(url, settings, clock, vacancy, address, store, options)
+                system = await _unless_stopped(opening, signals.stop)
+            except OwnedError:
+                if settings.standby:
+                    continue  # another one was faster
+                raise
+            if system is not None:
+                await _serve_system(system, settings, clock, listening, announce, signals)
+            return
+
+
+async def _vacancy(
+    url: str, settings: ServerSettings, clock: Clock, store: StoreSettings | None
+) -> bool | Vacancy:
+    if not settings.standby:
+        return settings.takeover
+    objects = Objects.open(url, store or StoreSettings())
+    return await stand_by(objects, _roles(settings), clock=clock)
+
+
+def _roles(settings: ServerSettings) -> Sequence[str]:
+    if settings.role is Role.INGEST and (settings.standby or settings.takeover):
+        raise StoreAccessError(
+            "an ingest process takes a shard that is free, and nobody's place: start it without "
+            "--standby and --takeover"
+        )
+    return (QUEUES_ROLE,) if settings.role is Role.QUEUES else ALL_ROLES
+
+
+async def _open(
+    url: str,
+    settings: ServerSettings,
+    clock: Clock,
+    vacancy: bool | Vacancy,
+    address: str | None,
+    store: StoreSettings | None,
+    options: PublishOptions | None = None,
+) -> ServedSystem:
+    _roles(settings)  # says what does not go together
+    limits = CommitLimits(linger_ms=settings.linger_ms)
+    options = options or PublishOptions(limits=limits)
+    retention = _retention(settings)
+    if settings.role is Role.INGEST:
+        ingest = await Ingest.open(
+            url,
+            settings=store,
+            options=options,
+            clock=clock,
+            address=address,
+            owner_lease_ms=settings.owner_lease_ms,
+        )
+        if retention is not None:
+            look_after_shard(ingest, retention)
+        return ingest
+    engine = await Engine.open(
+        url,
+        settings=store,
+        options=options,
+        queue_limits=limits,
+        clock=clock,
+        takeover=vacancy,
+        address=address,
+        owner_lease_ms=settings.owner_lease_ms,
+        publishes=settings.role is Role.ALL,
+    )
+    if retention is not None:
+        look_after(engine, retention)
+    return engine
+
+
+def _retention(settings: ServerSettings) -> CompactorOptions | None:
+    if not settings.retention_interval_ms:
+        return None
+    return CompactorOptions(
+        interval_ms=settings.retention_interval_ms, erase=settings.erase_expired
+    )
+
+
+def run_tailer(
+    url: str,
+    settings: ServerSettings,
+    *,
+    announce: Announce,
+    store: StoreSettings | None = None,
+) -> None:
+    """Serve the queues of the root at ``url``, without an address, until SIGTERM or SIGINT."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_tail(url, settings, announce, store))
+
+
+async def _tail(
+    url: str, settings: ServerSettings, announce: Announce, store: StoreSettings | None
+) -> None:
+    clock = SystemClock()
+    stop = _Signals().stop
+    if settings.standby:
+        announce(f"standing by for {url}")
+    while True:
+        vacancy = await _unless_stopped(_vacancy(url, settings, clock, store), stop)
+        if vacancy is None:
+            return
+        try:
+            opening = _open(url, settings, clock, vacancy, None, store)
+            engine = await _unless_stopped(opening, stop)
+        except OwnedError:
+            if settings.standby:
+                continue  # another one was faster
+            raise
+        if engine is None:
+            return
+        break
+    lost: list[OdqError] = []
+
+    def step_down(error: OdqError) -> None:
+        lost.append(error)
+        stop.set()
+
+    engine.on_lost = step_down
+    try:
+        announce(f"routing {url}")
+        await _until_it_fails(engine, stop)
+    finally:
+        await _close(engine, settings)
+    if lost:
+        raise lost[0]
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
+    """Wait for something, or until it is to stop: then it is undone, and there is nothing."""
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})  # it gives back what it has taken
+        return None if task.cancelled() else task.result()
+    finally:
+        task.cancel()
+        stopping.cancel()
+
+
+class _Signals:
+    """SIGTERM and SIGINT, from the first moment on: while it stands by and opens, too."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.stop_now = asyncio.Event()
+        """Set by a second one: somebody is out of patience."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._note)
+
+    def _note(self) -> None:
+        (self.stop_now if self.stop.is_set() else self.stop).set()
+
+
+async def _until_it_fails(engine: ServedSystem, stop: asyncio.Event) -> None:
+    """Wait for the end; a system that can't go on says so when it is asked."""
+    while not stop.is_set():
+        await engine.list_queues()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_MS / 1000):
+                await stop.wait()
+
+
+async def _serve_system(
+    engine: ServedSystem,
+    settings: ServerSettings,
+    clock: Clock,
+    listening: socket.socket,
+    announce: Announce,
+    signals: _Signals,
+) -> None:
+    broker = Broker(engine, settings, clock)
+    engine.on_lost = broker.notice
+    stopping: asyncio.Task[None] | None = None
+    try:
+        server = _Server(_configuration(broker), broker)
+        broker.on_failure = server.stop
+        stopping = asyncio.create_task(server.stop_when_told(signals))
+        announce(f"listening on {_address(listening)}")
+        await server.serve(sockets=[listening])
+    finally:
+        if stopping is not None:
+            stopping.cancel()
+        await _close(engine, settings)
+    if broker.failure is not None:
+        raise broker.failure
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def _close(engine: ServedSystem, settings: ServerSettings) -> None:
+    try:
+        async with asyncio.timeout(settings.shutdown_timeout_ms / 1000):
+            await engine.close()
+    except TimeoutError:
+        logger.error("closing took too long; all that was acknowledged is durable")
+    except OdqError as error:
+        logger.error("could not close the root: %s", error)
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        return socket.create_server(
+            found[0][4][:2], family=found[0][0], backlog=_BACKLOG, reuse_port=False
+        )
+    except OSError as error:
+        raise StoreAccessError(
+            f"can't listen on {settings.host} port {settings.port}: {error}"
+        ) from error
+
+
+def _configuration(broker: Broker) -> uvicorn.Config:
+    settings = broker.settings
+
+    class Protocol(_PatientProtocol):
+        header_timeout_seconds = settings.header_timeout_ms / 1000
+        max_connections = settings.max_connections
+
+    return uvicorn.Config(
+        Shortcut(make_app(broker)),
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,  # nobody asks where a request comes from
+        timeout_keep_alive=max(1, settings.idle_timeout_ms // 1000),
+        timeout_graceful_shutdown=max(1, settings.shutdown_timeout_ms // 1000),
+    )
+
+
+class _PatientProtocol(HttpToolsProtocol):
+    """A connection whose client has only so long to say what it wants."""
+
+    header_timeout_seconds: float
+    max_connections: int
+
+    _deadline: asyncio.TimerHandle | None = None
+    """There is one as long as the head of a request is waited for."""
+    _head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            self._stop_waiting()
+            self.send_400_response("The head of the request is too long.")
+            return
+        super().data_received(data)
+        self._head_bytes = 0 if self._deadline is None else self._head_bytes + len(data)
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            transport.close()
+        else:
+            self._start_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._deadline is None:
+            self._start_waiting()
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def _start_waiting(self) -> None:
+        self._deadline = self.loop.call_later(self.header_timeout_seconds, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _Server(uvicorn.Server):
+    """Refuses new work from the first signal on, and ends well."""
+
+    def __init__(self, config: uvicorn.Config, broker: Broker) -> None:
+        super().__init__(config)
+        self._broker = broker
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone: uvicorn would raise them again when all is done."""
+        yield
+
+    async def stop_when_told(self, signals: _Signals) -> None:
+        await signals.stop.wait()
+        self.stop()
+        await signals.stop_now.wait()
+        self.force_exit = True
+
+    def stop(self) -> None:
+        self._broker.drain()
+        self.should_exit = True

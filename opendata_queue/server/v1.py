@@ -1,0 +1,76 @@
+"""The native API: every operation of a system under ``/v1``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+from starlette.routing import Route
+
+from opendata_queue.server.exchange import Answer, Broker, Endpoint, Inquiry, answer_with
+from opendata_queue.server.operations import Operations
+from opendata_queue.wire import JSON, MSGPACK, OPERATIONS, ErrorBody, Operation, json_schemas
+
+
+def routes(broker: Broker) -> Iterator[Route]:
+    operations = Operations(
+        broker.system, broker.settings, broker.rates, broker.draining, broker.metrics.count
+    )
+    for operation in OPERATIONS.values():
+        handler = getattr(operations, operation.name)
+        endpoint = Endpoint(broker, operation.path, _handler(operation, handler))
+        yield Route(operation.path, endpoint, methods=["POST"])
+
+
+def _handler(
+    operation: Operation, handler: Callable[..., Awaitable[Any]]
+) -> Callable[[Inquiry], Awaitable[Answer]]:
+    from_msgpack = msgspec.msgpack.Decoder(operation.request)
+    from_json = msgspec.json.Decoder(operation.request)
+
+    async def handle(inquiry: Inquiry) -> Answer:
+        inquiry.caller.check_action(operation.action)
+        if inquiry.is_msgpack:
+            asked = from_msgpack.decode(inquiry.body)
+        else:
+            inquiry.check_json()
+            asked = from_json.decode(inquiry.body)
+        return answer_with(await handler(inquiry.caller, asked, inquiry.work), inquiry.headers)
+
+    return handle
+
+
+# --- OpenAPI --------------------------------------------------------------------------------------
+
+
+def schemas() -> dict[str, Any]:
+    types = [kind for one in OPERATIONS.values() for kind in (one.request, one.response)]
+    return json_schemas([*types, ErrorBody])
+
+
+def paths() -> dict[str, Any]:
+    return {one.path: {"post": _described(one)} for one in OPERATIONS.values()}
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    return {
+        "operationId": operation.name,
+        "tags": ["v1"],
+        "summary": operation.summary,
+        "description": f"Takes the action `{operation.action}`. Also in `{MSGPACK}`.",
+        "requestBody": {"required": True, "content": {JSON: _ref(operation.request.__name__)}},
+        "responses": {
+            "200": {"description": "Done", "content": {JSON: _ref(operation.response.__name__)}},
+            **refusals(400, 401, 403, 404, 408, 409, 413, 415, 429, 503),
+        },
+    }
+
+
+def refusals(*statuses: int) -> dict[str, Any]:
+    body = {JSON: _ref(ErrorBody.__name__)}
+    return {str(one): {"description": "Refused", "content": body} for one in statuses}
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"schema": {"$ref": f"#/components/schemas/{name}"}}

@@ -1,0 +1,319 @@
+"""Tokens, and the walls between namespaces."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Callable
+
+import httpx
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from opendata_queue import AsyncSystem, InvalidInputError
+from opendata_queue.server.access import confine, given_filter
+from opendata_queue.server.auth import Gate, check_address
+from opendata_queue.server.settings import ServerSettings
+from opendata_queue.testing import ManualClock
+from tests.server.conftest import HOUR, SECRET, Serving
+
+Token = Callable[..., dict[str, str]]
+
+EMPTY = ""  # a payload, in base64
+
+
+async def ask(
+    client: httpx.AsyncClient, headers: dict[str, str], operation: str, **arguments: object
+) -> httpx.Response:
+    return await client.post(f"/v1/{operation}", json=arguments, headers=headers)
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+async def test_a_request_without_a_token_is_refused(guarded: httpx.AsyncClient) -> None:
+    for headers in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer "}):
+        answer = await ask(guarded, headers, "list_queues")
+
+        assert answer.status_code == 401
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("text", ["x", "a.b.c", "é.é.é", "." * 9_000])
+async def test_a_broken_token_is_refused(guarded: httpx.AsyncClient, text: str) -> None:
+    answer = await ask(guarded, {"Authorization": f"Bearer {text}".encode()}, "list_queues")  # type: ignore[dict-item]
+
+    assert answer.status_code == 401
+
+
+async def test_a_token_signed_by_somebody_else_is_refused(
+    guarded: httpx.AsyncClient, token: Token
+) -> None:
+    forged = token("*", key="another secret that is also long enough")
+
+    assert (await ask(guarded, forged, "list_queues")).status_code == 401
+
+
+async def test_a_token_without_a_signature_is_refused(
+    guarded: httpx.AsyncClient, clock: ManualClock
+) -> None:
+    claims = {"namespaces": ["*"], "actions": ["admin"], "exp": clock.now_ms() // 1000 + HOUR}
+    unsigned = jwt.encode(claims, "", "none")
+
+    answer = await ask(guarded, {"Authorization": f"Bearer {unsigned}"}, "list_queues")
+
+    assert answer.status_code == 401
+
+
+async def test_a_token_is_good_until_it_expires(
+    guarded: httpx.AsyncClient, token: Token, clock: ManualClock
+) -> None:
+    headers = token("*")
+    assert (await ask(guarded, headers, "list_queues")).status_code == 200
+
+    clock.advance_ms(HOUR * 1_000)
+
+    answer = await ask(guarded, headers, "list_queues")
+    assert answer.status_code == 401
+    assert "expired" in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [{"exp": None}, {"exp": 0}, {"exp": "soon"}, {"nbf": 1 << 40}, {"namespaces": [5]}],
+)
+async def test_a_token_with_bad_claims_is_refused(
+    guarded: httpx.AsyncClient, token: Token, claims: dict[str, object]
+) -> None:
+    assert (await ask(guarded, token("*", **claims), "list_queues")).status_code == 401
+
+
+async def test_a_token_for_another_audience_is_refused(serving: Serving, token: Token) -> None:
+    async with serving(jwt_key=SECRET, jwt_audience="orders") as client:
+        assert (await ask(client, token("*"), "list_queues")).status_code == 401
+        assert (await ask(client, token("*", aud="emails"), "list_queues")).status_code == 401
+        assert (await ask(client, token("*", aud="orders"), "list_queues")).status_code == 200
+
+
+async def test_a_broker_without_an_audience_takes_no_token_for_one(
+    guarded: httpx.AsyncClient, token: Token
+) -> None:
+    answer = await ask(guarded, token("*", aud="billing"), "list_queues")
+
+    assert answer.status_code == 401
+    assert "audience" in answer.json()["message"]
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
+async def test_tokens_can_be_signed_with_a_private_key(
+    serving: Serving, token: Token, algorithm: str
+) -> None:
+    private: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey = (
+        rsa.generate_private_key(65_537, 2_048)
+        if algorithm == "RS256"
+        else ec.generate_private_key(ec.SECP256R1())
+    )
+    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    async with serving(jwt_key=public.decode()) as client:
+        good = token("*", key=private, algorithm=algorithm)
+        assert (await ask(client, good, "list_queues")).status_code == 200
+        # The public key, which everybody knows, taken for a shared secret.
+        confused = _signed_with_hs256(public, json.dumps({"exp": 1 << 40, "namespaces": ["*"]}))
+        assert (await ask(client, confused, "list_queues")).status_code == 401
+
+
+def _signed_with_hs256(key: bytes, claims: str) -> dict[str, str]:
+    def part(data: bytes) -> str:
+        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    head = b'{"alg":"HS256","typ":"JWT"}'
+    signed = f"{part(head)}.{part(claims.encode())}"
+    signature = hmac.new(key, signed.encode(), hashlib.sha256).digest()
+    return {"Authorization": f"Bearer {signed}.{part(signature)}"}
+
+
+def test_a_short_secret_and_a_private_key_are_refused(clock: ManualClock) -> None:
+    for key in ("short", "-----BEGIN PRIVATE KEY-----"):
+        with pytest.raises(InvalidInputError):
+            Gate(ServerSettings(jwt_key=key), clock)
+
+
+def test_a_key_that_can_check_no_token_is_refused_at_once(clock: ManualClock) -> None:
+    other_curve = ec.generate_private_key(ec.SECP384R1()).public_key()
+    unfit = other_curve.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    broken = "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----"
+    for key in (unfit, broken, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"):
+        with pytest.raises(InvalidInputError, match="key for tokens"):
+            Gate(ServerSettings(jwt_key=key), clock)
+
+
+def test_without_tokens_only_this_machine_is_listened_to() -> None:
+    for host in ("127.0.0.1", "::1", "localhost"):
+        check_address(ServerSettings(host=host))
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"):
+        with pytest.raises(InvalidInputError, match="without tokens"):
+            check_address(ServerSettings(host=host))
+        check_address(ServerSettings(host=host, insecure=True))
+        check_address(ServerSettings(host=host, jwt_key=SECRET))
+
+
+def test_a_secret_is_not_shown() -> None:
+    assert SECRET not in repr(ServerSettings(jwt_key=SECRET))
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+async def test_a_token_allows_its_actions_and_no_others(
+    guarded: httpx.AsyncClient, token: Token
+) -> None:
+    publisher = token("a", actions=("publish",))
+    consumer = token("a", actions=("consume",))
+
+    assert (await ask(guarded, publisher, "create_queue", queue="a/q")).status_code == 403
+    assert (await ask(guarded, consumer, "publish", messages=[])).status_code == 403
+    assert (await ask(guarded, publisher, "publish", messages=[])).status_code == 200
+    assert (await ask(guarded, publisher, "claim", queue="a/q")).status_code == 403
+    assert (await guarded.get("/metrics", headers=token("a"))).status_code == 403
+    assert (await guarded.get("/metrics", headers=token("*"))).status_code == 200
+    assert (await guarded.get("/metrics")).status_code == 401
+    assert (await guarded.get("/healthz")).status_code == 200
+
+
+# --- namespaces -----------------------------------------------------------------------------------
+
+
+async def test_a_message_gets_the_namespace_of_its_token(
+    guarded: httpx.AsyncClient, token: Token, system: AsyncSystem
+) -> None:
+    published = await ask(guarded, token("a"), "publish", messages=[{"payload": EMPTY}])
+
+    message = await system.read(int(published.json()["message_ids"][0]))
+
+    assert message is not None
+    assert dict(message.headers) == {"namespace": "a"}
+
+
+async def test_a_message_of_another_namespace_is_refused(
+    guarded: httpx.AsyncClient, token: Token
+) -> None:
+    mine = {"payload": EMPTY, "headers": {"namespace": "a"}}
+    theirs = {"payload": EMPTY, "headers": {"namespace": "b"}}
+
+    assert (await ask(guarded, token("a"), "publish", messages=[mine, theirs])).status_code == 403
+    assert (await ask(guarded, token("a", "b"), "publish", messages=[theirs])).status_code == 200
+    unsaid = await ask(guarded, token("a", "b"), "publish", messages=[{"payload": EMPTY}])
+    assert unsaid.status_code == 400
+    assert (
+        await ask(guarded, token(), "publish", messages=[{"payload": EMPTY}])
+    ).status_code == 400
+
+
+async def test_a_queue_only_ever_gets_messages_of_its_namespace(
+    guarded: httpx.AsyncClient, token: Token
+) -> None:
+    filter = "type = 'x' OR namespace = 'b'; TRUE PRIORITY 7"
+    made = await ask(guarded, token("a"), "create_queue", queue="a/q", filter=filter)
+    for name in ("a", "b"):
+        message = {"payload": EMPTY, "headers": {"type": "x"}}
+        await ask(guarded, token(name), "publish", messages=[message, {"payload": EMPTY}])
+
+    claimed = (await ask(guarded, token("a"), "claim", queue="a/q", count=10)).json()["messages"]
+
+    assert made.json()["filter"] == filter
+    assert [one["headers"]["namespace"] for one in claimed] == ["a", "a"]
+    assert sorted(one["priority"] for one in claimed) == [7, 128]
+    shown = await ask(guarded, token("a"), "get_queue", queue="a/q")
+    assert shown.json()["filter"] == filter
+
+
+async def test_an_administrator_of_all_confines_queues_too(
+    guarded: httpx.AsyncClient, token: Token, system: AsyncSystem
+) -> None:
+    await ask(guarded, token("*"), "create_queue", queue="a/q")
+    await ask(guarded, token("*"), "create_queue", queue="all", filter="x = 'y'")
+
+    assert (await system.get_queue("a/q")).filter == "namespace = 'a'"
+    assert (await system.get_queue("all")).filter == "x = 'y'"
+    await ask(guarded, token("a"), "update_queue", queue="a/q", filter="x = 'y'")
+    assert (await system.get_queue("a/q")).filter == "namespace = 'a' AND x = 'y'"
+
+
+async def test_what_belongs_to_others_can_not_be_seen_or_touched(
+    guarded: httpx.AsyncClient, token: Token
+) -> None:
+    mine, theirs = token("a"), token("b")
+    await ask(guarded, mine, "create_queue", queue="a/q")
+    await ask(guarded, token("*"), "create_queue", queue="all")
+    published = await ask(guarded, mine, "publish", messages=[{"payload": EMPTY}])
+    (message_id,) = published.json()["message_ids"]
+
+    for queue in ("a/q", "a/unknown", "all", "b"):
+        for operation, arguments in (
+            ("claim", {}),
+            ("peek", {}),
+            ("stats", {}),
+            ("browse", {"state": "available"}),
+            ("failed", {}),
+            ("get_queue", {}),
+            ("update_queue", {"filter": ""}),
+            ("purge_queue", {}),
+            ("delete_queue", {}),
+            ("create_queue", {}),
+            ("replay", {"all": True}),
+            ("ack", {"receipts": []}),
+        ):
+            answer = await ask(guarded, theirs, operation, queue=queue, **arguments)
+            assert answer.status_code == 403, (operation, queue)
+    assert (await ask(guarded, theirs, "read", message_ids=[message_id])).json() == {
+        "messages": [None]
+    }
+    assert (await ask(guarded, theirs, "history", message_id=message_id)).json() == {
+        "history": None
+    }
+    assert (await ask(guarded, theirs, "list_queues")).json() == {"queues": []}
+    history = (await ask(guarded, mine, "history", message_id=message_id)).json()["history"]
+    assert [one["queue"] for one in history["entries"]] == ["a/q"]
+
+
+async def test_a_queue_from_before_there_were_tokens_is_closed_until_it_is_confined(
+    guarded: httpx.AsyncClient, token: Token, system: AsyncSystem
+) -> None:
+    await system.create_queue("a/q", filter="x = 'y'")
+
+    refused = await ask(guarded, token("a"), "claim", queue="a/q")
+    unchanged = await ask(guarded, token("a"), "update_queue", queue="a/q", filter="x = 'y'")
+    await ask(guarded, token("*"), "update_queue", queue="a/q", filter="x = 'y'")
+    allowed = await ask(guarded, token("a"), "claim", queue="a/q")
+
+    assert refused.status_code == 403
+    assert "not confined" in refused.json()["message"]
+    assert unchanged.status_code == 403
+    assert allowed.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "TRUE PRIORITY 3",
+        "a = 'b'",
+        "a = 'b' AND c = 'd'",
+        "a = 'b' OR c = 'd'",
+        "NOT (a = 'b' AND c = 'd')",
+        "namespace = 'ns'",
+        "namespace = 'ns' AND a = 'b'",
+        "a = 'b' PRIORITY 1; c = 'd' PRIORITY weight; e = 'f'",
+    ],
+)
+def test_a_confined_filter_gives_back_what_was_given(text: str) -> None:
+    assert given_filter(confine(text, "ns"), "ns") == text
+    assert given_filter(confine(text, "ns"), "other") is None
+
+
+def test_a_namespace_with_a_quote_stays_a_text() -> None:
+    assert confine("a = 'b'", "n's") == "namespace = 'n''s' AND a = 'b'"

@@ -1,0 +1,212 @@
+"""The MQueue API."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from opendata_queue import AsyncSystem, Engine
+from opendata_queue.ingest import Ingest
+from opendata_queue.testing import ManualClock
+from tests.server.conftest import Serving, served
+
+REFUND = {"namespace": "payments", "topic": "process-refund"}
+
+
+def item(payload: bytes, **more: Any) -> dict[str, Any]:
+    return {**REFUND, "payload": base64.b64encode(payload).decode(), **more}
+
+
+async def enqueue(client: httpx.AsyncClient, *items: dict[str, Any]) -> list[int]:
+    answer = await client.post("/enqueue", json=items)
+    assert answer.status_code == 200, answer.text
+    ids: list[int] = answer.json()
+    return ids
+
+
+async def dequeue(client: httpx.AsyncClient, **query: Any) -> list[dict[str, Any]]:
+    answer = await client.get("/dequeue", params={**REFUND, **query})
+    assert answer.status_code == 200, answer.text
+    items: list[dict[str, Any]] = answer.json()
+    return items
+
+
+def payloads(items: list[dict[str, Any]]) -> list[bytes]:
+    return [base64.b64decode(one["payload"]) for one in items]
+
+
+async def test_items_come_back_by_priority_with_numeric_ids(client: httpx.AsyncClient) -> None:
+    ids = await enqueue(client, item(b"low", priority=9), item(b"high", priority=1), item(b"none"))
+
+    items = await dequeue(client)
+
+    assert all(isinstance(one, int) for one in ids)
+    assert payloads(items) == [b"high", b"low", b"none"]
+    assert [one["id"] for one in items] == [ids[1], ids[0], ids[2]]
+    assert all(set(one) == {"id", "payload", "lease_expires_at"} for one in items)
+    assert items[0]["lease_expires_at"] == "2023-11-14T22:13:50.000Z"
+
+
+async def test_a_limit_bounds_an_answer(client: httpx.AsyncClient) -> None:
+    await enqueue(client, *(item(b"x") for _ in range(15)))
+
+    assert len(await dequeue(client)) == 10
+    assert len(await dequeue(client, limit=2)) == 2
+
+
+async def test_an_answer_holds_only_so_many_bytes_and_leaves_the_rest_to_others(
+    serving: Serving,
+) -> None:
+    async with serving(max_answer_bytes=1_000) as client:
+        await enqueue(client, *(item(bytes(400)) for _ in range(3)))
+
+        assert len(await dequeue(client)) == 2
+        assert len(await dequeue(client)) == 1
+
+
+async def test_what_one_process_enqueues_another_one_that_serves_queues_hands_out(
+    tmp_path: Path,
+) -> None:
+    root = f"file://{tmp_path}/root"
+    async with (
+        await Ingest.open(root) as publisher,
+        await Engine.open(root, publishes=False) as queues,
+        served(publisher, role="ingest") as ingest,
+        served(queues, role="queues") as tailer,
+    ):
+        ids = await enqueue(ingest, item(b"before anybody asked"))
+        items: list[dict[str, Any]] = []
+        while not items:
+            items = await dequeue(tailer)
+        refused = await ingest.get("/dequeue", params=REFUND)
+
+    assert [one["id"] for one in items] == ids
+    assert refused.status_code == 421
+
+
+async def test_an_item_for_later_is_delivered_then(
+    client: httpx.AsyncClient, clock: ManualClock
+) -> None:
+    await enqueue(client, item(b"x", deliver_after="2023-11-14T23:13:20+00:00"))
+    assert await dequeue(client) == []
+
+    clock.advance_ms(3_600_000)
+
+    assert payloads(await dequeue(client)) == [b"x"]
+
+
+async def test_topics_and_namespaces_are_apart(client: httpx.AsyncClient) -> None:
+    await enqueue(client, item(b"1"), item(b"2", topic="other"), item(b"3", namespace="other"))
+
+    assert payloads(await dequeue(client)) == [b"1"]
+    assert payloads(await dequeue(client, topic="other")) == [b"2"]
+    assert payloads(await dequeue(client, namespace="other")) == [b"3"]
+
+
+async def test_an_acked_item_is_done(client: httpx.AsyncClient, system: AsyncSystem) -> None:
+    (message_id,) = await enqueue(client, item(b"x"))
+    await dequeue(client)
+
+    answer = await client.post("/ack", json={"id": message_id, **REFUND})
+    again = await client.post("/ack", json={"id": message_id, **REFUND})
+
+    assert answer.status_code == 200
+    assert again.status_code == 409
+    assert (await system.stats("payments/process-refund")).done == 1
+
+
+async def test_a_nacked_item_comes_back_and_remembers_why(
+    client: httpx.AsyncClient, clock: ManualClock, system: AsyncSystem
+) -> None:
+    (message_id,) = await enqueue(client, item(b"x"))
+    for _ in range(5):
+        await dequeue(client)
+        body = {"id": message_id, **REFUND, "error": "Payment gateway timeout"}
+        assert (await client.post("/nack", json=body)).status_code == 200
+        clock.advance_ms(3_600_000)
+
+    (failed,) = await system.failed("payments/process-refund")
+
+    assert failed.error == "Payment gateway timeout"
+
+
+async def test_an_item_that_nobody_has_leased_can_not_be_acked(
+    client: httpx.AsyncClient,
+) -> None:
+    (message_id,) = await enqueue(client, item(b"x"))
+
+    waiting = await client.post("/ack", json={"id": message_id, **REFUND})
+    unknown = await client.post("/ack", json={"id": 1 << 40, **REFUND})
+
+    assert waiting.status_code == 409
+    assert "available" in waiting.json()["message"]
+    assert unknown.status_code == 404
+
+
+async def test_a_lease_outlives_the_broker_that_gave_it(
+    client: httpx.AsyncClient, serving: Serving, system: AsyncSystem
+) -> None:
+    first, second = await enqueue(client, item(b"1"), item(b"2"))
+    await dequeue(client)
+
+    async with serving() as another:
+        assert (await another.post("/ack", json={"id": first, **REFUND})).status_code == 200
+        assert (await another.post("/nack", json={"id": second, **REFUND})).status_code == 200
+
+    assert (await system.stats("payments/process-refund")).done == 1
+    assert (await client.post("/ack", json={"id": first, **REFUND})).status_code == 409
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b"[{}]",
+        b'[{"namespace": "a", "topic": "b", "payload": "!"}]',
+        b'[{"namespace": "a", "topic": "b", "payload": "", "priority": 256}]',
+        b'[{"namespace": "a", "topic": "b", "payload": "", "deliver_after": "soon"}]',
+        b'[{"namespace": "a/c", "topic": "b", "payload": ""}]',
+        b'[{"namespace": "a", "topic": "", "payload": ""}]',
+        b'[{"namespace": "a", "topic": "b c", "payload": ""}]',
+    ],
+)
+async def test_items_that_make_no_sense_are_refused(client: httpx.AsyncClient, body: bytes) -> None:
+    answer = await client.post(
+        "/enqueue", content=body, headers={"Content-Type": "application/json"}
+    )
+
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "InvalidInputError"
+
+
+@pytest.mark.parametrize("query", [{"limit": 0}, {"limit": 1_001}, {"limit": "x"}, {"topic": ""}])
+async def test_a_query_that_makes_no_sense_is_refused(
+    client: httpx.AsyncClient, query: dict[str, Any]
+) -> None:
+    assert (await client.get("/dequeue", params={**REFUND, **query})).status_code == 400
+
+
+async def test_so_many_queues_are_made_and_no_more(serving: Serving) -> None:
+    async with serving(max_topic_queues=1) as client:
+        await enqueue(client, item(b"x"))
+
+        answer = await client.get("/dequeue", params={**REFUND, "topic": "second"})
+
+    assert answer.status_code == 409
+
+
+async def test_a_token_keeps_to_its_namespace(
+    guarded: httpx.AsyncClient, token: Callable[..., dict[str, str]]
+) -> None:
+    mine, theirs = token("payments"), token("others")
+
+    assert (await guarded.post("/enqueue", json=[item(b"x")], headers=mine)).status_code == 200
+    assert (await guarded.post("/enqueue", json=[item(b"x")], headers=theirs)).status_code == 403
+    assert (await guarded.get("/dequeue", params=REFUND, headers=theirs)).status_code == 403
+    assert len((await guarded.get("/dequeue", params=REFUND, headers=mine)).json()) == 1
+    assert (await guarded.get("/dequeue", params=REFUND)).status_code == 401
