@@ -1,4 +1,7 @@
-"""``odq inspect``: what the bytes of a row mean, field by field."""
+"""``odq inspect``: what the bytes of a row mean, field by field.
+
+The commands that read rows of a root are in ``inspect_live``.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from odq_encodings import (
 )
 
 app = typer.Typer(
-    help="Decode rows of a store, given as hex, into their fields.", no_args_is_help=True
+    help="Decode rows, given as hex or read from a root, into their fields.",
+    no_args_is_help=True,
 )
 
 _SHOWN_FIELDS: Final = 120
@@ -68,7 +72,7 @@ def inspect_hex(
     """
     if key == value == "-":
         raise typer.BadParameter("only one of KEY and VALUE can be -, for there is one input")
-    _show(inspect_row(_bytes_of(key, "KEY"), _bytes_of(value, "VALUE")), as_json, show_all)
+    _show(inspect_row(bytes_of(key, "KEY"), bytes_of(value, "VALUE")), as_json, show_all)
 
 
 @app.command("key")
@@ -77,7 +81,7 @@ def inspect_only_key(key: HexKey, as_json: AsJson = False, show_all: ShowAll = F
 
     Example: odq inspect key 01026f726465727300
     """
-    _show((inspect_key(_bytes_of(key, "KEY")),), as_json, show_all)
+    _show((inspect_key(bytes_of(key, "KEY")),), as_json, show_all)
 
 
 @app.command("value")
@@ -94,10 +98,10 @@ def inspect_only_value(
     if record not in _RECORDS:
         known = ", ".join(sorted(_RECORDS))
         raise typer.BadParameter(f"{record!r} is not one of: {known}", param_hint="RECORD")
-    _show((inspect_record(_RECORDS[record], _bytes_of(value, "VALUE")),), as_json, show_all)
+    _show((inspect_record(_RECORDS[record], bytes_of(value, "VALUE")),), as_json, show_all)
 
 
-def _bytes_of(text: str, name: str) -> bytes:
+def bytes_of(text: str, name: str) -> bytes:
     """Hex as people paste it: with spaces, commas, colons, underscores, dots, or 0x in front."""
     if text == "-":
         text = _standard_input(name)
@@ -122,16 +126,18 @@ def _standard_input(name: str) -> str:
 
 def _show(inspections: tuple[Inspection, ...], as_json: bool, show_all: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([_as_json(inspection) for inspection in inspections], indent=2))
+        typer.echo(
+            json.dumps([inspection_as_json(inspection) for inspection in inspections], indent=2)
+        )
     else:
         console = Console()
         for inspection in inspections:
-            _print(console, inspection, show_all)
+            print_inspection(console, inspection, show_all)
     if any(inspection.error for inspection in inspections):
         raise typer.Exit(1)
 
 
-def _print(console: Console, inspection: Inspection, show_all: bool) -> None:
+def print_inspection(console: Console, inspection: Inspection, show_all: bool) -> None:
     fields = inspection.fields if show_all else inspection.fields[:_SHOWN_FIELDS]
     left = len(inspection.fields) - len(fields)
     if console.width < _TABLE_COLUMNS or len(fields) > _SHOWN_FIELDS:
@@ -178,7 +184,7 @@ def _table(inspection: Inspection, fields: tuple[InspectedField, ...], *, wide: 
     return table
 
 
-def _as_json(inspection: Inspection) -> dict[str, object]:
+def inspection_as_json(inspection: Inspection) -> dict[str, object]:
     error = inspection.error
     return {
         "record": inspection.record,

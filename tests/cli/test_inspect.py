@@ -199,7 +199,7 @@ def odq(arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
 
 

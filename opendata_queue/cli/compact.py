@@ -1,0 +1,159 @@
+"""``odq compact``: remove what is past its time from a root that nobody serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Final
+
+import typer
+
+from odq_compactor import (
+    CompactorOptions,
+    RetentionReport,
+    compact_root,
+    free_space_beside,
+    plan_root,
+)
+from opendata_queue.cli.common import (
+    AsJson,
+    Store,
+    StoreArgument,
+    check_root,
+    complain,
+    duration_ms,
+    duration_text,
+    is_remote,
+    print_fields,
+    print_json,
+    print_table,
+    run,
+    time_text,
+    url_of,
+)
+from opendata_queue.errors import InvalidInputError, OdqError
+
+Once = Callable[[], Awaitable[RetentionReport]]
+
+_BYTES: Final = ("bytes", "kB", "MB", "GB", "TB")
+
+
+def compact(
+    url: StoreArgument = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be removed, and touch nothing.")
+    ] = False,
+    every: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Go on for ever, with such a pause, like 10m or 1h."),
+    ] = None,
+    erase: Annotated[
+        bool,
+        typer.Option(
+            "--erase", help="Delete expired messages at their deadline, and not an hour later."
+        ),
+    ] = False,
+    delete_when_done: Annotated[
+        bool | None,
+        typer.Option(
+            "--delete-when-done/--keep-when-done",
+            help="Tell the system to delete messages that all queues are done with, or to keep "
+            "them, from now on.",
+            show_default=False,
+        ),
+    ] = None,
+    space_only: Annotated[
+        bool,
+        typer.Option(
+            "--space-only",
+            help="Beside whoever serves the root: have its files compacted, and remove nothing.",
+        ),
+    ] = False,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what is past its time from a root that nobody serves, and free its space.
+
+    Expired messages, done and failed entries past their retention, blobs without a message, and
+    with --delete-when-done messages that all queues are done with. A broker does this by itself;
+    a root that is served is refused, with the name of its owner. A dry run may look at any root.
+    With --space-only it works beside a broker: it owns nothing, and removes no rows.
+
+    Examples:
+      odq compact file:///var/lib/queues --dry-run
+      odq compact s3://my-bucket/queues --every 1h
+    """
+    target = url_of(store, url)
+    if is_remote(target):
+        raise InvalidInputError(f"{target} is a server, which does this by itself: give its root")
+    options = CompactorOptions(work_share=1.0, erase=erase)
+    pause_ms = None if every is None else duration_ms(every)
+    if pause_ms == 0:
+        raise InvalidInputError("--every is 0: say how long to pause between two passes")
+    if dry_run and every is not None:
+        raise InvalidInputError("--dry-run looks once: leave out --every")
+
+    async def once() -> RetentionReport:
+        await check_root(target)
+        if space_only:
+            return await free_space_beside(target)
+        if dry_run:
+            return await plan_root(target, options=options)
+        return await compact_root(target, options=options, delete_when_done=delete_when_done)
+
+    if space_only and (dry_run or erase or delete_when_done is not None):
+        raise InvalidInputError("--space-only removes nothing: leave out the other options")
+    if dry_run and delete_when_done is not None:
+        raise InvalidInputError("--dry-run touches nothing: leave out --delete-when-done")
+    if pause_ms is None:
+        _show(run(once()), as_json)
+        return
+    run(_for_ever(once, pause_ms, as_json))
+
+
+async def _for_ever(once: Once, pause_ms: int, as_json: bool) -> None:
+    """Pass after pass. A root that is served just then is tried again."""
+    while True:
+        try:
+            _show(await once(), as_json, line=True)
+        except OdqError as error:
+            complain(str(error))
+        await asyncio.sleep(pause_ms / 1000)
+
+
+def _show(report: RetentionReport, as_json: bool, *, line: bool = False) -> None:
+    if as_json:
+        print_json(report.as_json(), line=line)
+        return
+    if report.is_empty:
+        typer.echo("nothing is past its time")
+    else:
+        title = "would be removed" if report.dry_run else "removed"
+        print_table((title, "queue", "count", "because"), report.rows())
+    print_fields(_fields(report))
+
+
+def _fields(report: RetentionReport) -> list[tuple[str, object]]:
+    fields: list[tuple[str, object]] = [("time", time_text(report.now_ms))]
+    if report.bytes_freed is not None:
+        fields += [
+            ("bytes before", _size(report.bytes_before or 0)),
+            ("bytes after", _size(report.bytes_after or 0)),
+            ("bytes freed", _size(report.bytes_freed)),
+        ]
+    elif report.bytes_before is not None:
+        fields.append(("bytes", _size(report.bytes_before)))
+    if report.row_bytes:
+        fields.append(("rows past their time", _size(report.row_bytes)))
+    if report.blob_bytes:
+        fields.append(("blobs", _size(report.blob_bytes)))
+    took = duration_text(report.duration_ms)
+    return [*fields, ("took", took), ("requests", report.requests)]
+
+
+def _size(size_bytes: float) -> str:
+    power = 0
+    while abs(size_bytes) >= 1_000 and power < len(_BYTES) - 1:
+        size_bytes /= 1_000
+        power += 1
+    return f"{size_bytes:.{1 if power else 0}f} {_BYTES[power]}"

@@ -1,0 +1,91 @@
+"""``odq init``: make a root."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from opendata_queue.cli.common import (
+    AsJson,
+    Store,
+    StoreArgument,
+    objects_at,
+    print_fields,
+    print_json,
+    read_descriptor,
+    root_location,
+    run,
+    url_of,
+)
+from opendata_queue.cli.conditional_writes import conditional_writes_work
+from opendata_queue.clock import SystemClock
+from opendata_queue.errors import InvalidInputError, StoreAccessError
+from opendata_queue.store import StoreKind
+from opendata_queue.system import SystemDescriptor, open_root
+
+
+def init(
+    url: StoreArgument = None,
+    create_bucket: Annotated[
+        bool, typer.Option("--create-bucket", help="On S3: make the bucket, if it is not there.")
+    ] = False,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a root: the place where queues and messages are kept.
+
+    It first tries whether the store can create an object only once, by really doing so, and
+    refuses one that can't: with it, two processes could both own the root. A root that is there
+    already is left as it is.
+
+    S3 is configured as for other AWS tools: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and
+    AWS_REGION, or AWS_PROFILE; for MinIO and the like AWS_ENDPOINT_URL, and AWS_CA_BUNDLE for a
+    certificate of your own.
+
+    Examples:
+      odq init file:///var/lib/queues
+      odq init s3://my-bucket/queues --create-bucket
+    """
+    root = url_of(store, url)
+    location = root_location(root)
+    if create_bucket and location.kind is not StoreKind.S3:
+        raise InvalidInputError(f"--create-bucket is for s3://, and {root} is not there")
+    if create_bucket:
+        from opendata_queue.cli import buckets
+
+        buckets.create_bucket(location.bucket)
+    try:
+        descriptor, made = run(_make(root))
+    except StoreAccessError as error:
+        if "bucket does not exist" in str(error):
+            error.add_note("--create-bucket makes it")
+        raise
+    told = {
+        "store": root,
+        "instance_id": descriptor.instance_id,
+        "format_version": descriptor.format_version,
+        "created": made,
+    }
+    if as_json:
+        print_json(told)
+        return
+    print_fields(
+        [
+            ("root", f"{root} ({'made' if made else 'was there already'})"),
+            ("instance", descriptor.instance_id),
+            ("format", descriptor.format_version),
+        ]
+    )
+
+
+async def _make(root: str) -> tuple[SystemDescriptor, bool]:
+    """The descriptor of the root, and whether it was not there before."""
+    there = await read_descriptor(root) is not None
+    objects = objects_at(root)
+    if not await conditional_writes_work(objects):
+        raise StoreAccessError(
+            f"{root} can't be used: its store creates an object that is there already over again, "
+            "so that two owners could both win; use one with conditional writes (If-None-Match)"
+        )
+    return await open_root(objects, SystemClock()), not there

@@ -1,0 +1,188 @@
+"""The checks of ``odq doctor`` for a root."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Final
+
+from pydantic import ValidationError
+
+from odq_encodings import ClockKey, ClockMark
+from opendata_queue.cli.common import duration_text, plural, root_location, time_text
+from opendata_queue.cli.conditional_writes import conditional_writes_work
+from opendata_queue.cli.counter_checks import check_counters
+from opendata_queue.cli.findings import Finding, Level, fail, ok, warn
+from opendata_queue.cli.live_rows import QUEUES, LiveRoot, messages_path
+from opendata_queue.clock import Clock
+from opendata_queue.errors import OdqError, StoreAccessError, StoreUnavailableError
+from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles
+from opendata_queue.store import Location, Objects, S3Access, StoreKind, StoreSettings
+from opendata_queue.system import FORMAT_VERSION, SystemDescriptor
+
+_SETTINGS: Final = StoreSettings(request_timeout_ms=5_000, outage_timeout_ms=10_000)
+_SKEW_MS: Final = 1_000
+
+
+async def check_root(url: str, clock: Clock, *, read_only: bool) -> AsyncIterator[Finding]:
+    """One finding after the other; after one that makes the rest pointless there are no more."""
+    try:
+        location = root_location(url)
+    except StoreAccessError as error:
+        yield fail("url", str(error), "fix the URL")
+        return
+    yield ok("url", f"{location} is a root's")
+    if location.kind is StoreKind.S3:
+        finding = _check_environment()
+        yield finding
+        if finding.level is Level.FAIL:
+            return
+    objects, finding = await _reach(location, url)
+    yield finding
+    if objects is None:
+        return
+    finding = await _check_descriptor(objects)
+    yield finding
+    if finding.level is Level.FAIL:
+        return
+    if not read_only:
+        finding = await _check_writes(objects)
+        yield finding
+        if finding.level is Level.FAIL:
+            return
+    try:
+        yield await _check_owner(objects, clock)
+    except OdqError as error:
+        yield fail("owner", str(error), "listing objects must be permitted")
+    async with AsyncExitStack() as stack:
+        async for finding in _check_databases(LiveRoot(objects, stack), clock):
+            yield finding
+
+
+def _check_environment() -> Finding:
+    """Where S3 is, and where the keys to it come from."""
+    try:
+        access = S3Access.from_environment()
+    except StoreAccessError as error:
+        return fail("environment", str(error), "S3 is configured as for other AWS tools")
+    if access.endpoint is not None and access.source == S3Access().source:
+        advice = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        return warn("environment", f"{access}: such a role is Amazon's own", advice)
+    return ok("environment", str(access))
+
+
+async def _reach(location: Location, url: str) -> tuple[Objects | None, Finding]:
+    if location.kind is StoreKind.FILE and not location.folder.is_dir():
+        advice = f"fix the path, or make a root with `odq init {url}`"
+        return None, fail("reachable", f"there is no folder {location.folder}", advice)
+    try:
+        objects = Objects.open(url, _SETTINGS)
+        await objects.read("system.json")
+    except StoreAccessError as error:
+        advice = (
+            "`odq init --create-bucket` makes a bucket"
+            if "bucket" in str(error)
+            else ("check the credentials and what they permit")
+        )
+        return None, fail("reachable", str(error), advice)
+    except StoreUnavailableError as error:
+        advice = "check the endpoint and the network; a firewall may drop what is sent"
+        return None, fail("reachable", str(error), advice)
+    return objects, ok("reachable", "the store answers")
+
+
+async def _check_descriptor(objects: Objects) -> Finding:
+    data = await objects.read("system.json")
+    if data is None:
+        advice = f"make one with `odq init {objects.location}`, or fix the URL"
+        return fail("system.json", "there is no root here", advice)
+    try:
+        descriptor = SystemDescriptor.model_validate_json(data)
+    except ValidationError as error:
+        what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        advice = "restore it from a copy: without its secret no receipt is valid"
+        return fail("system.json", f"it does not describe a root: {what}", advice)
+    version = descriptor.format_version
+    if version > FORMAT_VERSION:
+        found = f"format version {version}, and this release knows up to {FORMAT_VERSION}"
+        return fail("system.json", found, "upgrade opendata-queue")
+    made = time_text(descriptor.created_at)
+    found = f"instance {descriptor.instance_id}, made {made}, format version {version}"
+    return ok("system.json", found)
+
+
+async def _check_writes(objects: Objects) -> Finding:
+    check = "conditional writes"
+    try:
+        if await conditional_writes_work(objects):
+            return ok(check, "an object can be created only once")
+    except OdqError as error:
+        return fail(check, str(error), "writing and deleting objects must be permitted")
+    return fail(
+        check,
+        "an object that is there already is created over again",
+        "move the root to a store with conditional writes: here two owners could both win",
+    )
+
+
+# --- who has it -----------------------------------------------------------------------------------
+
+
+async def _check_owner(objects: Objects, clock: Clock) -> Finding:
+    """Who serves it, as far as the store knows."""
+    tenure = await OwnerFiles(objects, QUEUES_ROLE).newest()
+    if tenure is None:
+        return ok("owner", "nobody has served it yet")
+    if tenure.owner is None or tenure.last_sign_at is None:
+        advice = "the next one to open it with takeover=True takes over"
+        return warn("owner", f"the file of epoch {tenure.epoch} is damaged", advice)
+    if tenure.released:
+        return ok("owner", f"nobody: {tenure.owner} has given it up")
+    silent_ms = max(0, clock.now_ms() - tenure.last_sign_at)
+    if silent_ms > tenure.lease_ms + _SKEW_MS:
+        silence = f"{tenure.owner} is silent for {duration_text(silent_ms)}"
+        advice = f"its lease is {tenure.lease_ms} ms: if it does not run any more, others take over"
+        return warn("owner", silence, advice)
+    return ok("owner", f"{tenure.owner}, alive {duration_text(silent_ms)} ago")
+
+
+# --- what is in it --------------------------------------------------------------------------------
+
+
+async def _check_databases(root: LiveRoot, clock: Clock) -> AsyncIterator[Finding]:
+    usable = True
+    for path in (messages_path(0), QUEUES):
+        finding = await _check_database(root, path)
+        usable = usable and finding.level is Level.OK
+        yield finding
+    if not usable:
+        return
+    yield await _check_clock(root, clock)
+    queues = await root.queue_ids()
+    yield ok("queues", plural(len(queues), "queue"))
+    for finding in await check_counters(root):
+        yield finding
+
+
+async def _check_database(root: LiveRoot, path: str) -> Finding:
+    try:
+        database = await root.database(path)
+    except OdqError as error:
+        return fail(path, str(error), "look whether its files are all there and can be read")
+    if database is None:
+        return warn(path, "there is no database yet", "it is made when the root is first opened")
+    return ok(path, "can be read")
+
+
+async def _check_clock(root: LiveRoot, clock: Clock) -> Finding:
+    rows = await root.get(QUEUES, [ClockKey().encode()])
+    if not rows:
+        return ok("clock", "no time was noted yet")
+    ahead_ms = ClockMark.decode(rows[0].value).now - clock.now_ms()
+    if ahead_ms > _SKEW_MS:
+        return warn(
+            "clock",
+            f"the last owner's clock was {duration_text(ahead_ms)} ahead of this machine's",
+            "let both follow the same time (NTP): until this one has caught up, leases last longer",
+        )
+    return ok("clock", "the last owner's clock was not ahead of this machine's")
