@@ -1,0 +1,104 @@
+"""A pass on a root that nobody serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Final
+
+from odq_compactor.compactor import RetentionCompactor
+from odq_compactor.finished import set_delete_when_done
+from odq_compactor.options import CompactorOptions
+from odq_compactor.positions import Position
+from odq_compactor.report import RetentionReport
+from odq_compactor.space import collect_garbage, free_space
+from opendata_queue.clock import Clock, SystemClock
+from opendata_queue.engine import Engine
+from opendata_queue.errors import OwnedError
+from opendata_queue.owner_files import messages_role
+from opendata_queue.ownership import Ownership
+from opendata_queue.shard import MessageShard, PublishOptions
+from opendata_queue.shard_files import ShardFiles
+from opendata_queue.store import Objects, StoreSettings
+
+logger = logging.getLogger(__name__)
+
+NAME: Final = "odq compact"
+# Nobody scans but us: what was replaced need not be kept for long.
+_KEPT_MS: Final = 2_000
+_POLL_MS: Final = 250
+_ALONE: Final = CompactorOptions(work_share=1.0)
+
+
+async def compact_root(
+    url: str,
+    *,
+    options: CompactorOptions = _ALONE,
+    settings: StoreSettings | None = None,
+    clock: Clock | None = None,
+    delete_when_done: bool | None = None,
+) -> RetentionReport:
+    """Own the root at ``url`` for one thorough pass; ``OwnedError`` if another process does.
+
+    Live shards that nobody writes are looked after, too. Those that somebody writes are left to
+    their writers. ``delete_when_done`` tells the system so, from now on, if it is given.
+    """
+    settings = replace(
+        settings or StoreSettings(), compaction_poll_ms=_POLL_MS, replaced_files_kept_ms=_KEPT_MS
+    )
+    clock = clock or SystemClock()
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    async with await Engine.open(url, settings=settings, clock=clock, name=NAME) as engine:
+        stores = engine.stores
+        before = await stores.objects.size_bytes()
+        if delete_when_done is not None:
+            await set_delete_when_done(stores.queues, delete_when_done)
+        await engine.all_is_routed()
+        await stores.queues.sweeper.caught_up()
+        compactor = RetentionCompactor(engine, options)
+        report = await compactor.run_once(thorough=True)
+        await collect_garbage(compactor.positions, kept_ms=_KEPT_MS)
+        for number in await ShardFiles(stores.objects).live_shards():
+            await _pass_live_shard(compactor, stores.objects, number, report, clock, options)
+        report.bytes_before = before
+        report.bytes_after = await stores.objects.size_bytes()
+    report.duration_ms = round((loop.time() - started) * 1000)
+    return report
+
+
+async def _pass_live_shard(
+    compactor: RetentionCompactor,
+    objects: Objects,
+    number: int,
+    report: RetentionReport,
+    clock: Clock,
+    options: CompactorOptions,
+) -> None:
+    """Become the writer of a live shard for a while, unless it has one."""
+    try:
+        ownership = await Ownership.acquire(
+            objects, (messages_role(number),), clock=clock, name=NAME
+        )
+    except OwnedError as error:
+        logger.info("shard %d is looked after by its writer: %s", number, error)
+        return
+    shard: MessageShard | None = None
+    try:
+        shard = await MessageShard.open(objects, number, clock=clock, options=PublishOptions())
+        # Who was taken over while it opened has fenced its successor, and must give way.
+        await ownership.check()
+        position = await Position.load(shard)
+        requests = objects.requests
+        await compactor.pass_shard(number, shard, position, report, rarely=True, thorough=True)
+        if options.space:
+            await free_space([position], report, anyway=True)
+            await collect_garbage([position], kept_ms=_KEPT_MS)
+        report.requests += objects.requests - requests + shard.database.requests
+    finally:
+        try:
+            if shard is not None:
+                await shard.close()
+        finally:
+            await ownership.release()

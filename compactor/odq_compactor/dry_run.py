@@ -1,0 +1,298 @@
+"""What a pass would remove. Nothing is written, and whoever serves the root is not disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Final
+
+from odq_compactor.bulk import due_shards, filed_up_to, shard_rows
+from odq_compactor.bulk_files import judged_commits, old_reservations
+from odq_compactor.finished import (
+    deadlines_of,
+    deletes_when_done,
+    live_ids,
+    not_expired,
+    read_finished,
+)
+from odq_compactor.finished_bulk import expired_of, finished_shards
+from odq_compactor.live_shard import cursor_of
+from odq_compactor.messages import (
+    EARLIEST_MS,
+    blobs_between,
+    blobs_of,
+    due_runs,
+    first_name,
+    orphans_after,
+    size_of_blobs,
+)
+from odq_compactor.options import CompactorOptions
+from odq_compactor.pace import Pace
+from odq_compactor.plan import Ids, Run, expired_runs, past_buckets
+from odq_compactor.positions import read_position
+from odq_compactor.queues import BACKLOG_GAP, BUCKETS_AT_ONCE, read_floor
+from odq_compactor.report import RetentionReport
+from odq_encodings import (
+    FINISHED,
+    BulkShard,
+    BulkShardKey,
+    DoneMessages,
+    FailedMessages,
+    RecordType,
+    encode_bulk_expiry_key,
+    encode_metadata_log_key,
+)
+from opendata_queue.clock import Clock, SystemClock
+from opendata_queue.commit_files import CommitFiles
+from opendata_queue.errors import StoreAccessError
+from opendata_queue.queue_looks import QueueLook
+from opendata_queue.shard_files import ShardFiles
+from opendata_queue.store import DatabaseReader, Objects, StoreSettings
+from opendata_queue.stored_queue import StoredQueue
+from opendata_queue.system import read_root
+
+_QUEUES: Final = "queues/00000"
+_OWNERS_SHARD: Final = 0
+_EVERYTHING: Final = 1 << 32
+_SEQUENCE: Final = _EVERYTHING - 1
+_NO_REST: Final = Pace(1.0)
+
+
+async def plan_root(
+    url: str,
+    *,
+    options: CompactorOptions | None = None,
+    settings: StoreSettings | None = None,
+    clock: Clock | None = None,
+) -> RetentionReport:
+    """What a pass on the root at ``url`` would remove now."""
+    clock = clock or SystemClock()
+    objects = Objects.open(url, settings or StoreSettings())
+    if await read_root(objects) is None:
+        raise StoreAccessError(f"there is no root at {url}")
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    report = RetentionReport(now_ms=clock.now_ms(), dry_run=True)
+    async with AsyncExitStack() as stack:
+        queues = await _opened(stack, objects, _QUEUES)
+        look = QueueLook(queues, clock)
+        await look.load(*await look.filters())
+        survey = _Survey(look, queues, objects, report, options or CompactorOptions())
+        await survey.run()
+        report.bytes_before = await objects.size_bytes()
+    report.requests = objects.requests
+    report.duration_ms = round((loop.time() - started) * 1000)
+    return report
+
+
+async def _opened(stack: AsyncExitStack, objects: Objects, path: str) -> DatabaseReader | None:
+    reader = await DatabaseReader.look(objects, path)
+    if reader is not None:
+        stack.push_async_callback(reader.close)
+    return reader
+
+
+class _Survey:
+    """Goes where a pass goes, and only counts."""
+
+    def __init__(
+        self,
+        look: QueueLook,
+        queues: DatabaseReader | None,
+        objects: Objects,
+        report: RetentionReport,
+        options: CompactorOptions,
+    ) -> None:
+        self._look = look
+        self._queues = queues
+        self._objects = objects
+        self._report = report
+        self._options = options
+
+    async def run(self) -> None:
+        for name in self._look.names():
+            queue = self._look.queue(name)
+            expired = sum(one.expired(self._report.now_ms) for one in queue.state.window())
+            self._report.count("expired entries", expired, name)
+            await self._finished_entries(queue)
+        for number in (_OWNERS_SHARD, *await ShardFiles(self._objects).live_shards()):
+            async with AsyncExitStack() as stack:
+                shard = await _opened(stack, self._objects, f"messages/{number:05}")
+                if shard is not None:
+                    await self._live_shard(number, shard)
+        if self._queues is not None:
+            await self._bulk_shards(self._queues)
+
+    # --- shards -----------------------------------------------------------------------------------
+
+    async def _live_shard(self, number: int, shard: DatabaseReader) -> None:
+        names = self._look.names()
+        routed_up_to = _EVERYTHING
+        if names and self._queues is not None:
+            routed_up_to = await cursor_of(self._queues, number)
+        expired: list[Run] = []
+        async for runs in due_runs(shard, self._report.now_ms):
+            some = expired_runs(runs, now=self._report.now_ms, routed_up_to=routed_up_to)
+            if some:
+                await self._expired(number, shard, some)
+                expired += some
+        await self._orphans(number, shard)
+        if names and self._queues is not None and await deletes_when_done(self._queues):
+            await self._finished_messages(number, shard, self._queues, Ids(expired))
+
+    async def _bulk_shards(self, queues: DatabaseReader) -> None:
+        async for bulk in self._bulk_to_look_at(queues):
+            async with AsyncExitStack() as stack:
+                shard = await _opened(stack, self._objects, f"messages/{bulk.shard:05}")
+                if shard is not None and bulk.state == FINISHED:
+                    await self._bulk_shard(bulk, shard)
+        if self._look.names() and await deletes_when_done(queues):
+            await self._finished_bulk(queues)
+        commits, files = CommitFiles(self._objects), ShardFiles(self._objects)
+        kept_since = self._report.now_ms - self._options.bulk_kept_ms
+        judged = await judged_commits(commits, queues, kept_since, self._options.bulk_commits_kept)
+        self._report.count("control files", len(judged.old))
+        async for reservations in old_reservations(files, queues, kept_since, judged.named):
+            self._report.count("control files", len(reservations))
+            for one in reservations:
+                if not one.committed:
+                    file_bytes = await self._objects.size_bytes(f"messages/{one.shard:05}")
+                    self._report.count("bulk shards", bool(file_bytes))
+                    path = f"blobs/{one.shard:05}"
+                    self._report.blob_bytes += await self._objects.size_bytes(path)
+
+    async def _bulk_to_look_at(self, queues: DatabaseReader) -> AsyncIterator[BulkShard]:
+        """Those that are due, and those of which nobody knows yet when they are."""
+        start = encode_bulk_expiry_key(EARLIEST_MS)
+        while due := await due_shards(queues, start, self._report.now_ms):
+            for shard in await shard_rows(queues, [one.number for one in due]):
+                if shard is not None:
+                    yield shard
+            start = due[-1].key + b"\x00"
+        first = BulkShardKey(number=await filed_up_to(queues)).encode()
+        end = RecordType.BULK_JOB.prefix
+        async for chunk in queues.scan(first, end, limit=self._options.bulk_shards_read):
+            for key, value in chunk:
+                yield queues.decode(BulkShard.decode, key, value)
+
+    async def _bulk_shard(self, bulk: BulkShard, shard: DatabaseReader) -> None:
+        """Its rows stay until all of them go."""
+        gone = 0
+        async for runs in due_runs(shard, self._report.now_ms):
+            gone += sum(run.messages for run in runs)
+            await self._expired_entries(Ids(runs))
+        # Messages that never expire have no expiry row.
+        if gone and gone >= bulk.messages:
+            self._report.count("expired messages", bulk.messages)
+            await self._whole_shard(bulk)
+
+    async def _finished_bulk(self, queues: DatabaseReader) -> None:
+        """Shards that no queue needs, but for those that are all past."""
+        if any(self._look.queue(name).replays for name in self._look.names()):
+            return
+        async for one in finished_shards(queues, _NO_REST, now=self._report.now_ms):
+            async with AsyncExitStack() as stack:
+                shard = await _opened(stack, self._objects, f"messages/{one.shard:05}")
+                expired = 0 if shard is None else await expired_of(shard, self._report.now_ms)
+            if expired < one.row.messages:
+                self._report.count("expired messages", expired)
+                self._report.count("finished messages", one.row.messages - expired)
+                await self._whole_shard(one.row)
+
+    async def _whole_shard(self, bulk: BulkShard) -> None:
+        self._report.count("bulk shards", 1)
+        self._report.row_bytes += bulk.size_bytes
+        self._report.blob_bytes += await self._objects.size_bytes(f"blobs/{bulk.shard:05}")
+
+    async def _expired(self, number: int, shard: DatabaseReader, runs: list[Run]) -> None:
+        ids = Ids(runs)
+        self._report.count("expired messages", sum(run.messages for run in runs))
+        self._report.row_bytes += sum(run.size_bytes for run in runs)
+        blob_ids = [blob_id for _, blob_id in await blobs_of(shard, ids)]
+        self._report.count("blobs", len(blob_ids))
+        self._report.blob_bytes += await size_of_blobs(self._objects, number, blob_ids)
+        await self._expired_entries(ids)
+
+    # --- queues -----------------------------------------------------------------------------------
+
+    async def _expired_entries(self, ids: Ids) -> None:
+        for name in self._look.names():
+            queue = self._look.queue(name)
+            if not queue.state.backlog.total:
+                continue
+            for first, last in ids.spans(BACKLOG_GAP):
+                found = await queue.backlog_between(first, last)
+                expired = sum(one.expired(self._report.now_ms) for one in found)
+                self._report.count("expired entries", expired, name)
+
+    async def _finished_entries(self, queue: StoredQueue) -> None:
+        assert self._queues is not None
+        floor = await read_floor(self._queues, queue.queue_id)
+        now, state = self._report.now_ms, queue.state
+        since = queue.options.done_since(now)
+        done = [(state.done_bucket, DoneMessages.decode(state.done_record()).messages)]
+        start = floor.done_bucket
+        while True:
+            sealed = await queue.oldest_done(start, BUCKETS_AT_ONCE)
+            past = past_buckets([(number, one.messages) for number, one in sealed], since)
+            self._report.count("done entries", len(past.forgotten), queue.name)
+            if len(sealed) < BUCKETS_AT_ONCE or past.oldest_kept is not None:
+                break
+            start = sealed[-1][0] + 1
+        self._report.count("done entries", len(past_buckets(done, since).forgotten), queue.name)
+        since = queue.options.failed_since(now)
+        failed = [(state.failed_bucket, FailedMessages.decode(state.failed_record()).messages)]
+        start = floor.failed_bucket
+        while True:
+            lost = await queue.oldest_failed(start, BUCKETS_AT_ONCE)
+            past = past_buckets([(number, one.messages) for number, one in lost], since)
+            self._report.count("failed entries", len(past.forgotten), queue.name)
+            if len(lost) < BUCKETS_AT_ONCE or past.oldest_kept is not None:
+                break
+            start = lost[-1][0] + 1
+        self._report.count("failed entries", len(past_buckets(failed, since).forgotten), queue.name)
+
+    # --- what nobody needs ------------------------------------------------------------------------
+
+    async def _orphans(self, number: int, shard: DatabaseReader) -> None:
+        after: str | None = first_name((await read_position(shard)).blob_id)
+        while after is not None:
+            look = await orphans_after(
+                shard,
+                self._objects,
+                number,
+                after,
+                now=self._report.now_ms,
+                age_ms=self._options.orphan_age_ms,
+            )
+            after = look.more_after
+            self._report.count("orphaned blobs", len(look.orphans))
+            self._report.blob_bytes += sum(size_bytes for _, size_bytes in look.orphans)
+
+    async def _finished_messages(
+        self, number: int, shard: DatabaseReader, queues: DatabaseReader, expired: Ids
+    ) -> None:
+        if any(number in self._look.queue(name).replays for name in self._look.names()):
+            return
+        home = queues if number == _OWNERS_SHARD else shard
+        before = await read_finished(home, number)
+        live, behind = await live_ids(queues, number, _NO_REST)
+        first = 0 if before is None else before.first_sequence
+        if first >= behind:
+            return
+        start, end = encode_metadata_log_key(first), encode_metadata_log_key(behind)
+        async for chunk in shard.scan(start, end):
+            gone = deadlines_of(shard, number, chunk, live)
+            counted = not_expired(gone, self._report.now_ms)
+            self._report.count("finished messages", len(counted))
+        # A kill may have left blobs of messages that are gone.
+        first_id = number << 32
+        async for blobs in blobs_between(shard, first_id | first, (first_id | behind) - 1):
+            blob_ids = [
+                blob_id
+                for message_id, blob_id in blobs
+                if message_id & _SEQUENCE not in live and message_id not in expired
+            ]
+            self._report.count("blobs", len(blob_ids))
+            self._report.blob_bytes += await size_of_blobs(self._objects, number, blob_ids)

@@ -1,0 +1,97 @@
+"""Letting the bytes leave the bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from odq_compactor.positions import Position
+from odq_compactor.report import RetentionReport
+from opendata_queue.clock import Clock, SystemClock
+from opendata_queue.errors import StoreAccessError
+from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles, messages_role
+from opendata_queue.ownership import Verdict, judge
+from opendata_queue.shard_files import ShardFiles
+from opendata_queue.store import Objects, StoreSettings, Upkeep
+from opendata_queue.system import read_root
+
+logger = logging.getLogger(__name__)
+
+_TRIES: Final = 60
+_TRY_AGAIN_SECONDS: Final = 0.5
+
+
+async def free_space(
+    positions: Iterable[Position], report: RetentionReport, *, anyway: bool
+) -> None:
+    """Have databases rewritten of which enough can be freed, or all of them."""
+    for position in positions:
+        database = position.store.database
+        if not anyway and not position.freeable.at(report.now_ms):
+            continue
+        size_bytes = await database.size_bytes()
+        if not anyway and not position.freeable.is_worth_it(size_bytes, report.now_ms):
+            continue
+        if await _rewrite(position, report.now_ms, patient=anyway):
+            report.rewritten.append(database.name)
+            logger.info("compacted %s, which had %d bytes", database.name, size_bytes)
+
+
+async def _rewrite(position: Position, now: int, *, patient: bool) -> bool:
+    database = position.store.database
+    # SlateDB judges by the newest row in a file, and its collector keeps the newest file. So that
+    # is one with nothing but our position in it.
+    await database.flush_to_files()
+    await position.write()
+    await database.flush_to_files()
+    for _ in range(_TRIES if patient else 1):
+        if await database.compact():
+            position.freeable.were_freed(now)
+            await position.write()
+            return True
+        await asyncio.sleep(_TRY_AGAIN_SECONDS)  # it is compacting already
+    return False
+
+
+async def collect_garbage(positions: Iterable[Position], *, kept_ms: int) -> None:
+    """Wait until replaced files are old enough, and remove them: nobody else reads them."""
+    await asyncio.sleep(kept_ms / 1000)
+    for position in positions:
+        await position.store.database.collect_garbage(min_age_ms=kept_ms)
+
+
+async def free_space_beside(
+    url: str, *, settings: StoreSettings | None = None, clock: Clock | None = None
+) -> RetentionReport:
+    """Free space of the databases of a root that processes serve, and remove nothing else.
+
+    Those processes do the work of compactions. A database that nobody has open is left out.
+    """
+    clock = clock or SystemClock()
+    objects = Objects.open(url, settings or StoreSettings())
+    if await read_root(objects) is None:
+        raise StoreAccessError(f"there is no root at {url}")
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    report = RetentionReport(now_ms=clock.now_ms())
+    report.bytes_before = await objects.size_bytes()
+    shards = [0, *await ShardFiles(objects).live_shards()]
+    paths = {"queues/00000": QUEUES_ROLE}
+    paths |= {f"messages/{shard:05}": messages_role(shard) for shard in shards}
+    served = 0
+    for path, role in paths.items():
+        if judge(await OwnerFiles(objects, role).newest(), clock) is Verdict.GONE:
+            continue
+        served += 1
+        database = Upkeep(objects, path)
+        if await database.compact():
+            report.rewritten.append(database.name)
+        await database.collect_garbage()
+    if not served:
+        raise StoreAccessError(f"nobody serves {url}: run odq compact without --space-only")
+    report.bytes_after = await objects.size_bytes()
+    report.requests = objects.requests
+    report.duration_ms = round((loop.time() - started) * 1000)
+    return report
