@@ -1,0 +1,140 @@
+"""A stream of all messages, in the order of each log, with offsets that can be replayed.
+
+An offset says for each live shard up to which sequence its log was read, and up to which number
+bulk shards were: the owner of queues numbers them when it registers their commit (RFC 0009), and
+they are read whole. So an offset stays small, however many bulk jobs there were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from opendata_queue.clock import SystemClock
+from opendata_queue.errors import InvalidInputError
+from opendata_queue.spark.arrow_rows import Batches, in_steps
+from opendata_queue.spark.columns import Batch
+from opendata_queue.spark.message_rows import message_batches
+from opendata_queue.spark.options import integer_of, refuse_unknown, root_of
+from opendata_queue.spark.reader import ROWS_PER_PARTITION, MessagesPartition
+from opendata_queue.spark.schemas import MESSAGES, check_schema, table_of
+from opendata_queue.spark.visible import (
+    QUEUE_STORE,
+    ShardRange,
+    check_root,
+    grouped,
+    live_range,
+    live_shards,
+    moment_of,
+    next_number,
+    open_objects,
+    registered,
+)
+
+Offset = dict[str, Any]
+
+STREAM_OPTIONS: Final = (
+    "path",
+    "table",
+    "columns",
+    "payloads",
+    "rowsPerPartition",
+    "startingOffsets",
+    "maxRowsPerTrigger",
+)
+_LIVE, _BULK = "live", "bulk"
+
+
+class MessagesStreamReader(DataSourceStreamReader):
+    """``spark.readStream.format("opendata_queue")``."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        refuse_unknown(options, STREAM_OPTIONS)
+        if table_of(options) != MESSAGES:
+            raise InvalidInputError(f"only the table {MESSAGES} can be read as a stream")
+        check_schema(MESSAGES, schema)
+        starting = options.get("startingOffsets", "earliest")
+        if starting not in ("earliest", "latest"):
+            raise InvalidInputError(f"startingOffsets is {starting!r}, not earliest or latest")
+        self._root = root_of(options)
+        self._schema = schema
+        self._starts_at_latest = starting == "latest"
+        self._max_rows = integer_of(options, "maxRowsPerTrigger", 0, 1, 1 << 62)
+        self._rows = integer_of(options, "rowsPerPartition", ROWS_PER_PARTITION, 1, 1 << 32)
+        asyncio.run(check_root(self._root))
+
+    def initialOffset(self) -> Offset:
+        if self._starts_at_latest:
+            return asyncio.run(self._latest())
+        return {_LIVE: {}, _BULK: 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._max_rows) if self._max_rows else ReadAllAvailable()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return asyncio.run(self._end(start, most))
+
+    def reportLatestOffset(self) -> Offset | None:
+        return None
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        now_ms = SystemClock().now_ms()
+        ranges = asyncio.run(self._ranges(start, end))
+        return [MessagesPartition(group, now_ms) for group in grouped(ranges, self._rows)]
+
+    def read(self, partition: InputPartition) -> Iterator[Batch]:
+        assert isinstance(partition, MessagesPartition)
+        objects = open_objects(self._root)
+        batches = Batches(self._schema)
+        return in_steps(message_batches(objects, partition.ranges, batches, partition.now_ms))
+
+    async def _latest(self) -> Offset:
+        objects = open_objects(self._root)
+        live = {}
+        for shard in await live_shards(objects):
+            found = await live_range(objects, shard)
+            if found.end:
+                live[str(shard)] = found.end
+        return {_LIVE: live, _BULK: await next_number(objects)}
+
+    async def _end(self, start: Offset, most: int | None) -> Offset:
+        """How far to read now: everything, or about ``most`` messages, bulk shards whole."""
+        end = await self._latest()
+        if most is None:
+            return end
+        left = most
+        for shard, sequence in end[_LIVE].items():
+            first = start[_LIVE].get(shard, 0)
+            end[_LIVE][shard] = min(sequence, first + max(0, left))
+            left -= end[_LIVE][shard] - first
+        objects = open_objects(self._root)
+        number = start[_BULK]
+        if number < end[_BULK]:
+            async with moment_of(objects, QUEUE_STORE) as queues:
+                assert queues is not None  # it has given out numbers
+                async for row_number, row in registered(queues, number, end[_BULK]):
+                    if left <= 0:
+                        break
+                    left -= row.messages
+                    number = row_number + 1
+            if left > 0:
+                number = end[_BULK]
+        return {_LIVE: {k: v for k, v in end[_LIVE].items() if v}, _BULK: number}
+
+    async def _ranges(self, start: Offset, end: Offset) -> list[ShardRange]:
+        ranges = [
+            ShardRange(shard=int(shard), first=start[_LIVE].get(shard, 0), end=sequence)
+            for shard, sequence in end[_LIVE].items()
+        ]
+        if start[_BULK] < end[_BULK]:
+            async with moment_of(open_objects(self._root), QUEUE_STORE) as queues:
+                assert queues is not None  # it has given out numbers
+                async for _, row in registered(queues, start[_BULK], end[_BULK]):
+                    ranges.append(ShardRange(shard=row.shard, first=0, end=row.next_sequence))
+        return [one for one in ranges if one.size]

@@ -1,0 +1,71 @@
+"""What a driver looks at before it lets tasks write, and before it commits what they wrote."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from opendata_queue.bulk import BulkResult
+from opendata_queue.clock import SystemClock
+from opendata_queue.commit_files import CommitFiles
+from opendata_queue.errors import FormatVersionError, InvalidInputError
+from opendata_queue.shard_files import earliest_bulk_shard
+from opendata_queue.spark.columns import Layout
+from opendata_queue.spark.data_source import OpendataQueueSource
+from opendata_queue.spark.options import SinkOptions
+from opendata_queue.spark.rejects import RejectedFiles
+from opendata_queue.spark.sink import SinkTask, TaskReport, commit_job
+from opendata_queue.store import Objects, StoreSettings
+from opendata_queue.system import read_root
+
+DAY_MS = 86_400_000
+
+
+def report(partition: int, reserved_at: int) -> TaskReport:
+    result = BulkResult(
+        shard=earliest_bulk_shard(reserved_at),
+        messages=1,
+        next_sequence=1,
+        bytes=1,
+        expires_from=0,
+        expires_at=0,
+    )
+    return TaskReport(job="j", partition=partition, result=result, rejected=RejectedFiles())
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_new_path_becomes_a_root_before_any_task_writes(tmp_path: Path, streaming: bool) -> None:
+    root = f"file://{tmp_path}/root"
+    source = OpendataQueueSource({"path": root})
+    schema = StructType([StructField("payload", StringType())])
+
+    (source.streamWriter if streaming else source.writer)(schema, False)
+
+    assert asyncio.run(read_root(Objects.open(root, StoreSettings()))) is not None
+
+
+def test_a_stream_to_a_root_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "system.json").write_text('{"format_version": 99}')
+    schema = StructType([StructField("payload", StringType())])
+
+    with pytest.raises(FormatVersionError):
+        OpendataQueueSource({"path": f"file://{tmp_path}"}).streamWriter(schema, False)
+
+
+async def test_a_job_is_not_committed_with_a_shard_that_retention_may_have_removed(
+    tmp_path: Path,
+) -> None:
+    root = f"file://{tmp_path}/root"
+    options = SinkOptions(root=root, job="j", header_columns=(), rejects=None)
+    task = SinkTask(options=options, layout=Layout(columns=("payload",)))
+    now_ms = SystemClock().now_ms()
+    young, old = report(0, now_ms - 5 * DAY_MS), report(1, now_ms - 6 * DAY_MS - 3_600_000)
+
+    with pytest.raises(InvalidInputError, match=r"job j can't be committed.*6 days.*run it again"):
+        await commit_job(task, "j", [young, old])
+
+    assert await CommitFiles(Objects.open(root, StoreSettings())).jobs() == []
+    assert await commit_job(task, "j", [young])
