@@ -15,21 +15,19 @@ import contextlib
 import itertools
 import os
 import shutil
-import socket
 import statistics
-import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import redis
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.common import HEADERS, PAYLOAD, percentile, redis_server, run_loop, spread
 from odq_encodings import (
     encode_headers,
     encode_inline_payload,
@@ -37,13 +35,11 @@ from odq_encodings import (
     encode_metadata_log_key,
     encode_payload_key,
 )
-from opendata_queue import NewMessage, StoreSettings, System
+from opendata_queue import Engine, NewMessage, StoreSettings
 from opendata_queue.store import Database, Objects, Rows, Tier
 from opendata_queue.store.batch_writer import BatchWriterUnavailable, _forced, commit_rows
 from tests.s3_server import S3Server
 
-PAYLOAD = bytes(range(256))
-HEADERS = {"type": "order.created", "region": "emea"}
 MESSAGE = NewMessage(PAYLOAD, headers=HEADERS)
 CONCURRENT = 64
 
@@ -85,8 +81,7 @@ def raw(tier: Tier, fsync: bool) -> Contender:
                     encode_metadata_log_key(number),
                     encode_message_metadata(number, 1, 1, 1, 0, 2, headers),
                 )
-            sync = database._wal_sync.sync_commit if database._wal_sync else None
-            await commit_rows(database._db, rows, after_flush=sync, tier=tier)
+            await commit_rows(database._db, rows, after_flush=database._wal_sync, tier=tier)
             return 500
 
         yield step
@@ -98,7 +93,7 @@ def raw(tier: Tier, fsync: bool) -> Contender:
 def publish_many(size: int, fsync: bool) -> Contender:
     @contextlib.asynccontextmanager
     async def steps(folder: Path) -> AsyncIterator[Step]:
-        async with await System.open(f"file://{folder}", settings=settings(fsync)) as system:
+        async with await Engine.open(f"file://{folder}", settings=settings(fsync)) as system:
 
             async def step() -> int:
                 # As a producer does: the messages are made anew for every call.
@@ -113,7 +108,7 @@ def publish_many(size: int, fsync: bool) -> Contender:
 def publish_single(concurrent: int, fsync: bool) -> Contender:
     @contextlib.asynccontextmanager
     async def steps(folder: Path) -> AsyncIterator[Step]:
-        async with await System.open(f"file://{folder}", settings=settings(fsync)) as system:
+        async with await Engine.open(f"file://{folder}", settings=settings(fsync)) as system:
 
             async def step() -> int:
                 if concurrent == 1:
@@ -147,31 +142,6 @@ def redis_streams(size: int) -> Contender:
             yield step
 
     return Contender(name=f"Redis Streams, XADD x{size}", fsync=True, steps=steps)
-
-
-@contextlib.contextmanager
-def redis_server(folder: Path) -> Iterator[redis.Redis]:
-    folder.mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = {
-        "port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "daemonize": "no",
-        "appendonly": "yes", "appendfsync": "always",
-    }  # fmt: skip
-    arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
-    server = subprocess.Popen(["redis-server", *arguments], stdout=subprocess.DEVNULL)
-    client = redis.Redis(port=port)
-    try:
-        while True:
-            with contextlib.suppress(redis.ConnectionError):
-                client.ping()
-                break
-        yield client
-    finally:
-        client.close()
-        server.terminate()
-        server.wait()
 
 
 def contenders() -> list[Contender]:
@@ -219,7 +189,7 @@ async def requests_on_s3() -> Table:
         server.create_bucket("bench")
         for name, size, calls in (("publish_many x500", 500, 20), ("publish_many x100", 100, 50),
                                   (f"publish, {CONCURRENT} at once", 0, 40)):  # fmt: skip
-            async with await System.open(f"s3://bench/{size}") as system:
+            async with await Engine.open(f"s3://bench/{size}") as system:
                 await system.publish(b"opens the shard")
                 server.reset_requests()
                 for _ in range(calls):
@@ -247,19 +217,17 @@ def summary(found: list[Contender]) -> Table:
         table.add_column(column, justify="left" if column in ("", "fsync") else "right")
     for contender in found:
         rate = statistics.median(contender.rates)
-        spread = (max(contender.rates) - min(contender.rates)) / rate / 2
-        latencies = sorted(contender.latencies_ms)
         limit = limits.get(contender.fsync)
         base = stock.get(contender.fsync)
         table.add_row(
             contender.name,
             "yes" if contender.fsync else "no",
             f"{rate:,.0f}",
-            f"±{spread:.0%}",
+            spread(contender.rates),
             f"{rate / limit:.0%}" if limit else "",
             f"{rate / base:.1f}" if base else "",
-            f"{latencies[len(latencies) // 2]:.2f}",
-            f"{latencies[int(len(latencies) * 0.99)]:.2f}",
+            f"{percentile(contender.latencies_ms, 0.5):.2f}",
+            f"{percentile(contender.latencies_ms, 0.99):.2f}",
         )
     return table
 
@@ -284,12 +252,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--uvloop", action="store_true")
     arguments = parser.parse_args()
-    if arguments.uvloop:
-        import uvloop
-
-        uvloop.run(run(arguments))
-    else:
-        asyncio.run(run(arguments))
+    run_loop(run(arguments), uvloop=arguments.uvloop)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""The benchmarks run to their end. How fast they are is not asserted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def run(benchmark: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a script of the folder, or with ``-m`` a module."""
+    path = os.pathsep.join(str(REPOSITORY / part) for part in (".", "encodings", "compactor"))
+    return subprocess.run(
+        [sys.executable, *_what(benchmark), "--quick", *arguments],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+def _what(benchmark: str) -> list[str]:
+    if benchmark.endswith(".py"):
+        return [str(REPOSITORY / "benchmarks" / benchmark)]
+    return ["-m", benchmark]
+
+
+def test_the_life_cycle_is_measured_and_every_message_is_accounted_for(tmp_path: Path) -> None:
+    done = run("lifecycle.py", "--depth", "2000", "--seconds", "0.1", "--root", str(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    for title in ("Claim and ack", "Opened by", "publish to ack", "Milliseconds", "Targets"):
+        assert title in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("script", ["http.py", "publish.py"])
+def test_a_file_called_http_hides_nothing_from_the_scripts_beside_it(script: str) -> None:
+    done = run(script, "--help")
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_retention_is_measured_and_what_must_survive_is_counted(tmp_path: Path) -> None:
+    done = run("retention.py", "--stores", "file", "--only", "space,requests", "--root", tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    for title in ("Space", "Requests of a pass", "Targets"):
+        assert title in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_broker_is_measured_next_to_the_engine(tmp_path: Path) -> None:
+    done = run("benchmarks.http", "--root", str(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    assert "claim+ack" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_spark_is_measured_next_to_the_engine() -> None:
+    done = run("benchmarks.spark")
+
+    assert done.returncode == 0, done.stderr
+    assert "S3 requests per 1,000 rows" in done.stdout
