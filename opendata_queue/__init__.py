@@ -4,55 +4,104 @@ from importlib.metadata import version
 
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.committer import CommitLimits
-from opendata_queue.engine import FailedMessage, QueueInfo, System
+from opendata_queue.consumers import AsyncConsumer, RetryLater
+from opendata_queue.engine import Engine
 from opendata_queue.errors import (
     ClosedError,
     CorruptStoreError,
     FencedError,
     FormatVersionError,
     InvalidInputError,
+    MessageExpiredError,
     OdqError,
+    OtherRoleError,
+    OwnedError,
     QueueExistsError,
     QueueNotFoundError,
     ShardFullError,
     StoreAccessError,
     StoreUnavailableError,
+    TimedOutError,
+    WrongContextError,
 )
 from opendata_queue.filters import Filter, FilterError
-from opendata_queue.messages import ClaimedMessage, NewMessage, StoredMessage
+from opendata_queue.ingest import Ingest
+from opendata_queue.interface import (
+    AsyncSystem,
+    BrowsedState,
+    FailedMessage,
+    MessageHistory,
+    Outcome,
+    QueueEntry,
+    QueueInfo,
+    QueuePage,
+    QueueStats,
+    Start,
+)
+from opendata_queue.messages import ClaimedMessage, NewMessage, PeekedMessage, StoredMessage
+from opendata_queue.opening import connect, connect_async, open, open_async
+from opendata_queue.owner_files import find_broker
+from opendata_queue.ownership import Vacancy
 from opendata_queue.queue_options import QueueOptions
-from opendata_queue.queue_store import QueueStats
 from opendata_queue.shard import PublishOptions
 from opendata_queue.store import StoreSettings
+from opendata_queue.sync import Consumer, System, Worker
+from opendata_queue.workers import AsyncWorker
 
 __version__ = version("opendata-queue")
 
 __all__ = [
+    "AsyncConsumer",
+    "AsyncSystem",
+    "AsyncWorker",
+    "BrowsedState",
     "ClaimedMessage",
     "Clock",
     "ClosedError",
     "CommitLimits",
+    "Consumer",
     "CorruptStoreError",
+    "Engine",
     "FailedMessage",
     "FencedError",
     "Filter",
     "FilterError",
     "FormatVersionError",
+    "Ingest",
     "InvalidInputError",
+    "MessageExpiredError",
+    "MessageHistory",
     "NewMessage",
     "OdqError",
+    "OtherRoleError",
+    "Outcome",
+    "OwnedError",
+    "PeekedMessage",
     "PublishOptions",
+    "QueueEntry",
     "QueueExistsError",
     "QueueInfo",
     "QueueNotFoundError",
     "QueueOptions",
+    "QueuePage",
     "QueueStats",
+    "RetryLater",
     "ShardFullError",
+    "Start",
     "StoreAccessError",
     "StoreSettings",
     "StoreUnavailableError",
     "StoredMessage",
     "System",
     "SystemClock",
+    "TimedOutError",
+    "Vacancy",
+    "Worker",
+    "WrongContextError",
     "__version__",
+    "connect",
+    "connect_async",
+    "find_broker",
+    "open",
+    "open_async",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Protocol
 
@@ -10,6 +11,12 @@ class Clock(Protocol):
     """Wall-clock time in milliseconds since the Unix epoch."""
 
     def now_ms(self) -> int: ...
+
+    async def wait_until(self, time_ms: int) -> None:
+        """Wait for as long as it is to ``time_ms`` now; at once if that is over.
+
+        A clock that is set meanwhile does not change how long it takes: look again afterwards.
+        """
 
 
 class SystemClock:
@@ -23,3 +30,6 @@ class SystemClock:
     def now_ms(self) -> int:
         self._latest_ms = max(self._latest_ms, time.time_ns() // 1_000_000)
         return self._latest_ms
+
+    async def wait_until(self, time_ms: int) -> None:
+        await asyncio.sleep(max(0, time_ms - self.now_ms()) / 1000)

@@ -5,13 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from opendata_queue.errors import ClosedError, InvalidInputError, OdqError, StoreUnavailableError
-from opendata_queue.store import Database, Rows
+from opendata_queue.store import Database, Distribution, Figure, Rows
 
 logger = logging.getLogger(__name__)
+
+_SECONDS: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    60.0,
+)
+_BYTES: Final = tuple(float(1 << bits) for bits in range(8, 27, 2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,18 +44,27 @@ class CommitLimits:
     linger_ms: float = 0
     """How long a commit waits for company. On S3 it bounds the number of requests."""
 
+    lazy_ms: float = 5
+    """How long rows that nobody waits for, such as those of routing, wait for a commit that
+    somebody does wait for."""
+
     def __post_init__(self) -> None:
-        if self.batch_rows < 1 or self.batch_bytes < 1 or self.linger_ms < 0:
+        if self.batch_rows < 1 or self.batch_bytes < 1 or min(self.linger_ms, self.lazy_ms) < 0:
             raise InvalidInputError(f"{self} has a limit that is too small")
 
 
 class _Batch:
-    __slots__ = ("done", "number", "rows")
+    __slots__ = ("done", "number", "rows", "started")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.rows = Rows()
+        self.started: asyncio.Future[None] | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def has_started(self) -> None:
+        if self.started is not None and not self.started.done():
+            self.started.set_result(None)
 
 
 class GroupCommitter:
@@ -64,12 +92,17 @@ class GroupCommitter:
         self._batch = _Batch(1)
         self._under_way: _Batch | None = None
         self._wanted = asyncio.Event()
+        self._lazily: asyncio.TimerHandle | None = None
         self._full = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self._failure: OdqError | None = None
         self._closing = False
         self.durable_batch = 0
+        self._seconds = Distribution(_SECONDS)
+        self._bytes = Distribution(_BYTES)
+        self._rows_committed = 0
+        self._loop = asyncio.get_running_loop()
         self._runner = asyncio.create_task(self._run(), name=f"commit {database.name}")
 
     @property
@@ -83,6 +116,11 @@ class GroupCommitter:
         """The number of the batch that is gathering."""
         return self._batch.number
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a failure has stopped it, or it was given up."""
+        return self._failure is not None
+
     async def room(self) -> None:
         """Wait until more may be added. Add without awaiting anything in between."""
         self.check_open()
@@ -90,10 +128,12 @@ class GroupCommitter:
             await self._room.wait()
             self.check_open()
 
-    def commit(self, *, urgent: bool = False) -> asyncio.Future[None]:
+    def commit(self, *, urgent: bool = False, lazy: bool = False) -> asyncio.Future[None]:
         """Ask for the next commit; the future is done when its rows are durable.
 
         It is shared with other callers: await it through ``wait``. An urgent one does not linger.
+        A lazy one, which nobody waits for, goes along with the next that somebody wants, if that
+        comes soon.
         """
         self.check_open()
         rows, limits = self._batch.rows, self._limits
@@ -102,7 +142,11 @@ class GroupCommitter:
             urgent = True
         if urgent:
             self._full.set()
-        self._wanted.set()
+        if not lazy or urgent or not limits.lazy_ms:
+            self._wanted.set()
+        elif self._lazily is None:
+            loop = asyncio.get_running_loop()
+            self._lazily = loop.call_later(limits.lazy_ms / 1000, self._wanted.set)
         return self._batch.done
 
     def add(self, rows: Rows, *, urgent: bool = False) -> asyncio.Future[None]:
@@ -115,6 +159,17 @@ class GroupCommitter:
         """Wait for a batch; a caller that is cancelled does not take the batch with it."""
         await asyncio.shield(done)
 
+    async def at_work(self) -> None:
+        """Wait until a commit is under way, that which was asked for or the one before it.
+
+        Whoever has something to compute before it waits for the end does it then, while the store
+        is busy and nobody else would use the time.
+        """
+        if self._under_way is None and not self._batch.done.done():
+            if self._batch.started is None:
+                self._batch.started = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._batch.started])
+
     def check_open(self) -> None:
         """Raise what stopped the committer, if something did."""
         if self._failure is not None:
@@ -122,6 +177,34 @@ class GroupCommitter:
             raise self._failure.with_traceback(None)
         if self._closing:
             raise ClosedError(f"{self._database.name} is closed")
+
+    def give_up(self, error: OdqError) -> None:
+        """Take nothing more, for a reason that every caller gets from now on.
+
+        What has gathered is not committed. A commit that is under way ends by itself, one way or
+        the other, and its callers are told the truth.
+        """
+        if self._failure is not None:
+            return
+        self._failure = error
+        self._fail(self._batch, error)
+        self._full.set()
+        self._wanted.set()
+        self._tell_stopped()
+
+    def figures(self) -> Iterator[Figure]:
+        """How commits have fared, and what the database counts itself."""
+        labels = self._database.labels
+        yield self._seconds.figure("odq_commit_seconds", "How long commits took.", labels)
+        yield self._bytes.figure("odq_commit_bytes", "How large commits were.", labels)
+        yield Figure(
+            name="odq_commit_rows",
+            help="Rows that were committed.",
+            kind="counter",
+            labels=labels,
+            value=self._rows_committed,
+        )
+        yield from self._database.figures()
 
     async def close(self) -> None:
         """Commit what has gathered, then stop. Callers get their results."""
@@ -135,11 +218,15 @@ class GroupCommitter:
 
     async def _run(self) -> None:
         try:
-            while not (self._closing and not self._wanted.is_set()):
+            while self._failure is None and not (self._closing and not self._wanted.is_set()):
                 await self._wanted.wait()
                 if self._limits.linger_ms:
                     await self._linger()
-                await self._commit_next()
+                # Whoever was woken together with us may want to join: one turn of the loop costs
+                # microseconds, a commit of its own a thousand times that.
+                await asyncio.sleep(0)
+                if self._failure is None:
+                    await self._commit_next()
         except OdqError as error:
             self._stop(error)
         except BaseException as error:
@@ -156,7 +243,13 @@ class GroupCommitter:
         if self._prepare is not None:
             self._prepare(batch.rows)
         if batch.rows:
-            await self._database.commit(batch.rows)
+            on_start = None if batch.started is None else batch.has_started
+            started = self._loop.time()
+            await self._database.commit(batch.rows, on_start=on_start)
+            self._seconds.add(self._loop.time() - started)
+            self._bytes.add(batch.rows.size_bytes)
+            self._rows_committed += len(batch.rows)
+        batch.has_started()
         self.durable_batch = batch.number
         self._under_way = None
         batch.done.set_result(None)
@@ -166,6 +259,9 @@ class GroupCommitter:
         if not self._closing:
             self._full.clear()
         self._wanted.clear()
+        if self._lazily is not None:
+            self._lazily.cancel()
+            self._lazily = None
         self._room.set()
         return batch
 
@@ -175,14 +271,24 @@ class GroupCommitter:
                 await self._full.wait()
 
     def _stop(self, error: OdqError) -> None:
-        self._failure = error
-        if isinstance(error, StoreUnavailableError):
-            # In doubt is only the batch that was under way: nothing else was written.
-            self._failure = StoreUnavailableError(f"an earlier write failed: {error}")
-        for batch, failure in ((self._under_way, error), (self._batch, self._failure)):
-            if batch is not None and not batch.done.done():
-                batch.done.set_exception(failure)
-                batch.done.exception()  # seen, even if its callers were all cancelled
+        if self._failure is None:
+            self._failure = error
+            if isinstance(error, StoreUnavailableError):
+                # In doubt is only the batch that was under way: nothing else was written.
+                self._failure = StoreUnavailableError(f"an earlier write failed: {error}")
+        if self._under_way is not None:
+            self._fail(self._under_way, error)
+        self._fail(self._batch, self._failure)
+        self._tell_stopped()
+
+    @staticmethod
+    def _fail(batch: _Batch, error: OdqError) -> None:
+        if not batch.done.done():
+            batch.done.set_exception(error)
+            batch.done.exception()  # seen, even if its callers were all cancelled
+        batch.has_started()
+
+    def _tell_stopped(self) -> None:
         self._room.set()
         if self._on_stop is not None:
             self._on_stop()

@@ -3,81 +3,160 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
-from odq_encodings import Failure, MessageMetadata
+from odq_encodings import MessageMetadata
+from opendata_queue.all_messages import AllMessages
+from opendata_queue.beside import Beside
+from opendata_queue.browsing import QueueBrowser, Sought
+from opendata_queue.checks import check_integer
 from opendata_queue.clock import Clock, SystemClock
-from opendata_queue.errors import InvalidInputError
+from opendata_queue.committer import CommitLimits
+from opendata_queue.dead_letters import FAILED_AT_ONCE, DeadLetters
+from opendata_queue.errors import CorruptStoreError, FencedError, InvalidInputError
 from opendata_queue.filters import Filter
-from opendata_queue.messages import ClaimedMessage, NewMessage, StoredMessage
-from opendata_queue.queue_options import QueueOptions
-from opendata_queue.queue_state import Claim, Held
-from opendata_queue.queue_store import Outcome, QueueStats, QueueStore
-from opendata_queue.receipts import Receipts
-from opendata_queue.shard import MessageShard, PublishOptions
-from opendata_queue.store import Objects, StoreSettings
+from opendata_queue.following import Following
+from opendata_queue.interface import (
+    AsyncSystem,
+    BrowsedState,
+    FailedMessage,
+    MessageHistory,
+    Outcome,
+    QueueInfo,
+    QueuePage,
+    QueueStats,
+    Start,
+)
+from opendata_queue.lanes import Past
+from opendata_queue.log_replay import FROM_THE_BEGINNING_MS, LogReplay
+from opendata_queue.messages import (
+    ClaimedMessage,
+    MessageFields,
+    NewMessage,
+    PeekedMessage,
+    StoredMessage,
+)
+from opendata_queue.owner_files import DEFAULT_LEASE_MS, QUEUES_ROLE
+from opendata_queue.ownership import ALL_ROLES, Ownership, Vacancy
+from opendata_queue.queue_options import QueueOptions, check_name
+from opendata_queue.queue_state import Claim, Held, Waiting
+from opendata_queue.queue_store import MAX_AT_ONCE, MAX_WAIT_MS, QueueStore
+from opendata_queue.receipts import HeldMessage, Receipts
+from opendata_queue.roles import publishing_is_elsewhere
+from opendata_queue.routing import Router, retention_deadline
+from opendata_queue.shard import MAX_MESSAGE_ID, MessageShard, PublishOptions
+from opendata_queue.shard_readers import ShardReaders
+from opendata_queue.store import Figure, Objects, StoreSettings
+from opendata_queue.stored_queue import StoredQueue
 from opendata_queue.system import SystemDescriptor, open_root
-from opendata_queue.tailer import Tailer, retention_deadline
+from opendata_queue.tailer import Tailer
+from opendata_queue.views import (
+    failed_message,
+    history_of,
+    peeked,
+    satisfies,
+    stored,
+    system_fields,
+)
+
+MAX_FAILED_AT_ONCE: Final = 10_000
 
 _OWNERS_SHARD: Final = 0
+_LAST_ROUTES_MS: Final = 1_000
+
+
+logger = logging.getLogger(__name__)
+
+_Read = MessageFields | CorruptStoreError | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QueueInfo:
-    """What a queue was told."""
+class OwnedStores:
+    """What an owner has open, for work that is done beside that of its callers."""
 
-    name: str
-    filter: str
-    options: QueueOptions
-    created_at_ms: int
+    objects: Objects
+    queues: QueueStore
+    shards: Mapping[int, MessageShard]
+    """Those that it writes, by their numbers."""
 
+    readers: ShardReaders
+    """Of shards that others write, or have written."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailedMessage:
-    """A message that was given up, and why."""
+    routed_up_to: Callable[[int], int]
+    """Up to which sequence the log of a shard is routed."""
 
-    message_id: int
-    failed_at_ms: int
-    attempts: int
-    priority: int
-    consumer: str
-    error: str
+    followed: Callable[[], list[int]]
+    """The live shards that are routed here, and that others write."""
 
 
-class System:
-    """An open root: publish messages, and consume them from queues.
+class Engine(AsyncSystem):
+    """A system in this process, the one owner of its root.
 
-    It is the one owner of the root. If another process opens the same root, that one takes over,
-    and every call here raises ``FencedError`` from then on.
-
-        async with await System.open("file:///var/lib/orders") as system:
-            await system.create_queue("emails", filter="type = 'order.created'")
-            await system.publish(b"…", headers={"type": "order.created"})
-            for message in await system.claim("emails", 10, wait_ms=1_000):
-                await system.ack("emails", message.receipt)
+    If another process takes the root over, every call here raises ``FencedError`` from then on.
     """
 
     def __init__(
         self,
         descriptor: SystemDescriptor,
-        shard: MessageShard,
+        shard: MessageShard | None,
         queues: QueueStore,
-        tailer: Tailer,
+        readers: ShardReaders,
+        messages: AllMessages,
+        following: Following,
+        ownership: Ownership,
+        objects: Objects,
     ) -> None:
+        super().__init__()
         self.descriptor = descriptor
-        self._shard = shard
+        self._objects = objects
+        self._own = shard
         self._queues = queues
-        self._tailer = tailer
+        self._readers = readers
+        self._messages = messages
+        self._following = following
+        self._dead_letters = DeadLetters(queues)
+        self._browser = QueueBrowser(queues)
+        self._replay = LogReplay(messages.log, queues)
+        queues.on_replay = self._replay.add
+        queues.on_refill = messages.expect
+        self._ownership = ownership
+        ownership.on_lost = self._step_down
+        self.on_lost: Callable[[FencedError], None] | None = None
+        """Told when another process serves the root, even if nobody calls."""
+        ownership.has_failed = lambda: (
+            queues.committer.has_failed or (shard is not None and shard.has_failed)
+        )
         self._receipts = Receipts(descriptor.secret_bytes)
         self.consumer_id = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
-        """How this process is called in attempts, unless a claim says otherwise."""
         self._closing: asyncio.Task[None] | None = None
+        self._beside = Beside()
+
+    @property
+    def _shard(self) -> MessageShard:
+        """What stores the messages that are published here."""
+        assert self._own is not None
+        return self._own
+
+    @property
+    def _tailer(self) -> Tailer:
+        """What routes the messages that are published here."""
+        assert self._following.own is not None
+        return self._following.own
 
     @classmethod
     async def open(
@@ -86,82 +165,140 @@ class System:
         *,
         settings: StoreSettings | None = None,
         options: PublishOptions | None = None,
+        queue_limits: CommitLimits | None = None,
         clock: Clock | None = None,
         lease_grace_ms: int = 0,
+        takeover: bool | Vacancy = False,
+        address: str | None = None,
+        name: str | None = None,
+        owner_lease_ms: int = DEFAULT_LEASE_MS,
+        publishes: bool = True,
     ) -> Self:
         """Open the root at ``url`` (``memory:///``, ``file:///path`` or ``s3://bucket/prefix``).
 
-        A root that is not there yet is made. S3 is configured through the environment:
-        ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``, and for other services
-        than Amazon's ``AWS_ENDPOINT`` and, without TLS, ``AWS_ALLOW_HTTP``.
+        A root that is not there yet is made. S3 is configured as for other AWS tools:
+        ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_REGION``, or ``AWS_PROFILE``, and
+        for other services than Amazon's ``AWS_ENDPOINT_URL``.
+
+        ``options`` are about publishing, and ``queue_limits`` about the commits of claims, acks
+        and all else that queues do.
 
         ``lease_grace_ms`` is how long after its end a lease is taken back, for consumers that
         reckon with another clock.
+
+        A root that another process serves is refused with ``OwnedError``, which names it, unless
+        ``takeover`` says that it shall be taken from it. An owner that was killed on this machine
+        is known to be gone. Of one on another machine this waits for a sign of life, for as long
+        as its ``owner_lease_ms``; a standby takes over from an owner that is silent for so long.
+        ``address`` is the URL at which this process serves, for clients that know the root, and
+        ``name`` how it is called in the errors of others.
+
+        An engine that does not itself publish (``publishes=False``) serves the queues alone, and
+        routes what other processes publish (``Ingest``).
         """
         clock = clock or SystemClock()
         objects = Objects.open(url, settings or StoreSettings())
         descriptor = await open_root(objects, clock)
-        shard = await MessageShard.open(
-            objects, _OWNERS_SHARD, clock=clock, options=options or PublishOptions()
+        ownership = await Ownership.acquire(
+            objects,
+            ALL_ROLES if publishes else (QUEUES_ROLE,),
+            clock=clock,
+            takeover=takeover,
+            address=address,
+            name=name,
+            lease_ms=owner_lease_ms,
         )
+        try:
+            shard = None
+            options = options or PublishOptions()
+            if publishes:
+                shard = await MessageShard.open(
+                    objects, _OWNERS_SHARD, clock=clock, options=options
+                )
+            opened = await cls._open_owned(
+                objects,
+                descriptor,
+                ownership,
+                clock,
+                shard,
+                ahead_bytes=options.ahead_bytes,
+                queue_limits=queue_limits,
+                lease_grace_ms=lease_grace_ms,
+            )
+        except BaseException:
+            await ownership.release()
+            raise
+        try:
+            # Who was taken over while it opened has fenced its successor, and must give way.
+            await ownership.check()
+        except BaseException:
+            await opened.close()
+            raise
+        return opened
+
+    @classmethod
+    async def _open_owned(
+        cls,
+        objects: Objects,
+        descriptor: SystemDescriptor,
+        ownership: Ownership,
+        clock: Clock,
+        shard: MessageShard | None,
+        *,
+        ahead_bytes: int,
+        queue_limits: CommitLimits | None,
+        lease_grace_ms: int,
+    ) -> Self:
+        readers = ShardReaders(objects, clock)
+        messages = AllMessages(shard, _OWNERS_SHARD, readers, clock, ahead_bytes=ahead_bytes)
         queues: QueueStore | None = None
+        following: Following | None = None
         try:
             queues = await QueueStore.open(
-                objects, clock, _Deadlines(shard), lease_grace_ms=lease_grace_ms
+                objects,
+                clock,
+                _Deadlines(messages),
+                limits=queue_limits,
+                lease_grace_ms=lease_grace_ms,
             )
-            cursor = shard.next_id & 0xFFFF_FFFF
-            if queues.names():
-                cursor = await queues.cursor(_OWNERS_SHARD)
+            own = None if shard is None else await _follow_own(shard, queues)
+            following = Following(objects, queues, readers, own)
+            await following.start()
         except BaseException:
-            await shard.close()
+            if shard is not None:
+                await shard.close()
+            if following is not None:
+                await following.close()
+            await readers.close()
             if queues is not None:
                 await queues.close()
             raise
-        queues.ledger.starts_at(shard.next_id)
-        tailer = Tailer(shard.log, queues, _OWNERS_SHARD, cursor)
-        shard.on_durable = tailer.hand_over
-        return cls(descriptor, shard, queues, tailer)
+        return cls(descriptor, shard, queues, readers, messages, following, ownership, objects)
 
     # --- publishing and reading -------------------------------------------------------------------
 
-    async def publish(
-        self,
-        payload: bytes | None = None,
-        *,
-        payload_uri: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay_ms: int | None = None,
-        visible_at_ms: int | None = None,
-        created_at_ms: int | None = None,
-        retention_seconds: int = 0,
-        idempotency_key: str | None = None,
-    ) -> int:
-        """Publish one message; returns its id when it is durable. See ``NewMessage``."""
-        message = NewMessage(
-            payload,
-            payload_uri=payload_uri,
-            headers={} if headers is None else headers,
-            delay_ms=delay_ms,
-            visible_at_ms=visible_at_ms,
-            created_at_ms=created_at_ms,
-            retention_seconds=retention_seconds,
-            idempotency_key=idempotency_key,
-        )
-        (message_id,) = await self._shard.publish_many([message])
-        return message_id
-
     async def publish_many(self, messages: Sequence[NewMessage]) -> list[int]:
-        """Publish messages, all of them or none; returns their ids when they are durable."""
-        return await self._shard.publish_many(messages)
+        return await (self._own or await self._no_shard()).publish_many(messages)
 
-    async def read(self, message_id: int) -> StoredMessage | None:
-        """A message by its id; none if there is no such message."""
-        (message,) = await self._shard.read_many([message_id])
-        return message
+    async def _no_shard(self) -> NoReturn:
+        raise await publishing_is_elsewhere(self._objects)
+
+    async def publish_once(self, messages: Sequence[NewMessage], key: str) -> list[int]:
+        """Publish messages, all of them or none, and only the first time that ``key`` is given.
+
+        They have no keys of their own; the namespace is that of the first one.
+        """
+        return await (self._own or await self._no_shard()).publish_once(messages, key)
 
     async def read_many(self, message_ids: Iterable[int]) -> list[StoredMessage | None]:
-        """Messages by their ids, in their order; none for an id that has none."""
-        return await self._shard.read_many(message_ids)
+        ids = list(message_ids)
+        found = await self._messages.read_many(ids)
+        for shard in {one >> 32 for one in ids}:
+            if not await self._following.is_visible(shard):
+                found = [
+                    None if one >> 32 == shard else m for one, m in zip(ids, found, strict=True)
+                ]
+        return [*map(stored, found)]
 
     def scan_log(
         self, from_sequence: int = 0, *, limit: int | None = None
@@ -172,50 +309,144 @@ class System:
         """
         if not isinstance(from_sequence, int) or from_sequence < 0:
             raise InvalidInputError(f"from_sequence is {from_sequence!r}, not 0 or more")
-        return self._shard.log.scan(from_sequence, limit=limit)
+        return self._messages.log(_OWNERS_SHARD).scan(from_sequence, limit=limit)
 
     # --- queues -----------------------------------------------------------------------------------
 
     async def create_queue(
-        self, name: str, *, filter: str = "", options: QueueOptions | None = None
+        self,
+        name: str,
+        *,
+        filter: str = "",
+        options: QueueOptions | None = None,
+        start: Start = "now",
     ) -> QueueInfo:
-        """Make a queue of the messages that satisfy ``filter`` and are published from now on."""
-        # Whatever was published before this call is not for this queue.
-        await self._tailer.caught_up(self._shard.next_id & 0xFFFF_FFFF)
+        check_name(name)
+        parsed = Filter.parse(filter)
+        if options is None:
+            options = QueueOptions()
+        elif not isinstance(options, QueueOptions):
+            raise InvalidInputError(f"options are {options!r}, not QueueOptions")
+        replay_from_ms = self._replay_from(start)
+        self._queues.check_free(name)  # before anything that takes its time
+        # Whatever was published before this call is in the past of this queue.
+        await self._all_is_routed()
         await self._queues.create(
-            name, Filter.parse(filter), options or QueueOptions(), lambda: self._tailer.cursor
+            name, parsed, options, self._following.cursors, replay_from_ms=replay_from_ms
         )
-        return self.get_queue(name)
+        return await self.get_queue(name)
+
+    def _replay_from(self, start: Start) -> int | None:
+        """From when on what is in the log is for a new queue; none if nothing is."""
+        if start == "now":
+            return None
+        if start == "beginning":
+            return FROM_THE_BEGINNING_MS
+        if not isinstance(start, int) or isinstance(start, bool):
+            raise InvalidInputError(
+                f"start is {start!r}, not 'now', 'beginning' or a time in milliseconds"
+            )
+        now = self._queues.clock.now_ms()
+        if not FROM_THE_BEGINNING_MS <= start <= now:
+            raise InvalidInputError(f"start is {start}, which is no time of the past; now is {now}")
+        return start
+
+    async def _all_is_routed(self) -> None:
+        """Wait until everything that has been published is in its queues."""
+        await self._following.all_caught_up(self._own_end)
+
+    @property
+    def _own_end(self) -> int | None:
+        """Behind the last message that was published here."""
+        return None if self._own is None else self._own.next_id & 0xFFFF_FFFF
 
     async def update_queue(
         self, name: str, *, filter: str | None = None, **options: Any
     ) -> QueueInfo:
-        """Change a queue's filter, or any of its options by its name."""
-        queue = self._queues.queue(name)
-        await self._queues.update(
-            name,
-            filter=queue.filter if filter is None else Filter.parse(filter),
-            options=replace(queue.options, **options),
-        )
-        return self.get_queue(name)
+        parsed = None if filter is None else Filter.parse(filter)
+        if parsed is not None:
+            self._queues.queue(name).options.with_changes(options)  # before what takes its time
+            # Whatever was published before this call is for the filter that there was then.
+            await self._all_is_routed()
+        await self._queues.update(name, filter=parsed, changes=options)
+        return await self.get_queue(name)
 
-    def get_queue(self, name: str) -> QueueInfo:
-        """What a queue was told; ``QueueNotFoundError`` if there is none of that name."""
-        queue = self._queues.queue(name)
-        return QueueInfo(
-            name=name,
-            filter=queue.filter.text,
-            options=queue.options,
-            created_at_ms=queue.created_at_ms,
-        )
+    async def purge_queue(self, name: str) -> int:
+        self._queues.queue(name)
+        await self._all_is_routed()
+        async with self._following.bulk.paused():
+            return await self._queues.purge(name, Past(self._following.cursors()))
 
-    def list_queues(self) -> list[str]:
-        """The names of all queues, sorted."""
+    async def delete_queue(self, name: str) -> None:
+        await self._queues.delete(name)
+
+    async def get_queue(self, name: str) -> QueueInfo:
+        self._queues.committer.check_open()
+        return self._queues.queue(name).info()
+
+    async def list_queues(self) -> list[str]:
+        self._queues.committer.check_open()
         return self._queues.names()
 
-    def stats(self, name: str) -> QueueStats:
-        """How many messages of a queue are where, without counting."""
-        return self._queues.stats(name)
+    async def stats(self, name: str) -> QueueStats:
+        self._queues.committer.check_open()
+        await self._following.own_is_routed()
+        oldest = await self._browser.oldest(name)
+        stats = self._queues.stats(name)
+        if oldest is None or not stats.available:
+            return stats
+        since = await self._visible_since(oldest)
+        return replace(stats, oldest_age_ms=max(0, self._queues.clock.now_ms() - since))
+
+    async def _visible_since(self, waiting: Waiting) -> int:
+        """Since when a message could be claimed for the first time."""
+        message_id = waiting.message_id
+        recent = self._messages.recent(message_id)
+        if recent is not None:
+            return max(recent.received_at_ms, recent.visible_at_ms)
+        metadata = (await self._messages.metadata([message_id])).get(message_id)
+        if metadata is None:
+            return waiting.visible_at
+        return max(metadata.received_at, metadata.visible_at)
+
+    # --- looking into queues ----------------------------------------------------------------------
+
+    async def peek(self, name: str, count: int = 1) -> list[PeekedMessage]:
+        check_integer("count", count, 1, MAX_AT_ONCE)
+        self._following.check_running()
+        await self._following.own_is_routed()
+        waiting = await self._browser.peek(name, count)
+        messages = await self._messages.read_many(one.message_id for one in waiting)
+        return [
+            peeked(name, one, message)
+            for one, message in zip(waiting, messages, strict=True)
+            if message is not None
+        ]
+
+    async def browse(
+        self, name: str, state: BrowsedState, *, after: str | None = None, limit: int = 100
+    ) -> QueuePage:
+        check_integer("limit", limit, 1, MAX_AT_ONCE)
+        await self._following.own_is_routed()
+        return await self._browser.browse(name, state, after=after, limit=limit)
+
+    async def history(self, message_id: int) -> MessageHistory | None:
+        check_integer("message_id", message_id, 0, MAX_MESSAGE_ID)
+        if not await self._following.is_visible(message_id >> 32):
+            return None
+        about = (await self._messages.metadata([message_id])).get(message_id)
+        if about is None or about.message_id != message_id:
+            return None
+        await self._following.caught_up_with(message_id)
+        system = system_fields(about)
+        matching = [name for name, _ in self._queues.index.route(dict(about.headers), system)]
+        deadline = retention_deadline(about.received_at, about.retention_seconds)
+        # Where it is scheduled: later than its end it would never be delivered.
+        visible_at = min(about.visible_at, deadline + 1) if deadline else about.visible_at
+        sought = Sought(message_id, about.received_at, visible_at)
+        entries, left_out = await self._browser.find(sought, matching)
+        consumers = await self._queues.consumers_of(message_id)
+        return history_of(about, consumers, entries, left_out)
 
     # --- consuming --------------------------------------------------------------------------------
 
@@ -228,126 +459,284 @@ class System:
         lease_ms: int | None = None,
         wait_ms: int = 0,
     ) -> list[ClaimedMessage]:
-        """Up to ``count`` messages, best priority first, then the oldest.
+        self._following.check_running()
+        queue = self._queues.queue(name)
+        if queue.replays:
+            self._replay.check_running()
+        clock = self._queues.clock.machine
+        check_integer("wait_ms", wait_ms, 0, MAX_WAIT_MS)
+        give_up_at = clock.now_ms() + wait_ms
+        # Whoever can be served need not wait for all that busy producers bring.
+        await self._following.own_is_routed(patient=not queue.state.claimable)
+        consumer = self.consumer_id if consumer is None else consumer
+        while True:
+            claimed, all_gone = await self._claim_some(queue, count, consumer, lease_ms, wait_ms)
+            if not all_gone:
+                return claimed
+            # Others may be behind them, or come while there is time.
+            wait_ms = max(0, give_up_at - clock.now_ms())
 
-        They are yours for ``lease_ms``; after that somebody else gets them. With ``wait_ms`` it
-        waits so long for the first one.
-        """
-        self._tailer.check_running()
-        held = await self._queues.claim(
-            name, count, consumer=consumer or self.consumer_id, lease_ms=lease_ms, wait_ms=wait_ms
+    async def _claim_some(
+        self, queue: StoredQueue, count: int, consumer: str, lease_ms: int | None, wait_ms: int
+    ) -> tuple[list[ClaimedMessage], bool]:
+        """What was claimed, and whether there was something, and all of it is gone."""
+        name = queue.name
+        held, durable = await self._queues.claim(
+            name, count, consumer=consumer, lease_ms=lease_ms, wait_ms=wait_ms
         )
-        messages = await self._shard.read_many(one.message_id for one in held)
-        gone = [_claim_of(one) for one, message in zip(held, messages, strict=True) if not message]
-        if gone:  # past their retention, and dropped by the store before us
-            await self._queues.ack(name, gone)
-        return [
-            self._claimed(name, one, message)
-            for one, message in zip(held, messages, strict=True)
-            if message is not None
-        ]
+        if not held:
+            # Whoever asks again and again must not keep everybody else from running.
+            await asyncio.sleep(0)
+            return [], False
+        try:
+            # While the claim becomes durable.
+            messages = await self._read_claimed([one.message_id for one in held])
+            claimed, gone, broken = self._claimed(queue, held, messages)
+            await durable()
+            queue.check()
+            if gone:  # past their retention, and dropped by the store before us
+                await self._queues.drop_gone(name, gone)
+            for claim, error in broken:
+                # It rests like what fails, and is a dead letter in the end.
+                logger.error("message %d can't be handed out: %s", claim.message_id, error)
+                await self._queues.nack(name, [claim], error=str(error), delay_ms=None)
+        except BaseException:
+            self._queues.give_back_unseen(queue, held)
+            raise
+        return claimed, len(gone) == len(held)
 
-    def _claimed(self, name: str, held: Held, message: StoredMessage) -> ClaimedMessage:
-        return ClaimedMessage(
-            message_id=message.message_id,
-            payload=message.payload,
-            payload_uri=message.payload_uri,
-            headers=message.headers,
-            created_at_ms=message.created_at_ms,
-            received_at_ms=message.received_at_ms,
-            visible_at_ms=message.visible_at_ms,
-            retention_seconds=message.retention_seconds,
-            queue=name,
-            priority=held.priority,
-            attempts=held.attempts,
-            lease_deadline_ms=held.lease_deadline,
-            receipt=self._receipts.make(name.encode(), _claim_of(held)),
-        )
+    async def _read_claimed(self, message_ids: list[int]) -> list[_Read]:
+        """Messages, none for those that are gone, and what is wrong with broken ones."""
+        try:
+            return [*await self._messages.read_many(message_ids)]
+        except CorruptStoreError:
+            return [await self._read_alone(one) for one in message_ids]
 
-    async def ack(self, name: str, *receipts: str) -> list[Outcome]:
-        """Finish messages; ``lease_lost`` for those that are not yours any more."""
+    async def _read_alone(self, message_id: int) -> _Read:
+        try:
+            (message,) = await self._messages.read_many([message_id])
+        except CorruptStoreError as error:
+            return error
+        return message
+
+    def _claimed(
+        self, queue: StoredQueue, held: list[Held], messages: list[_Read]
+    ) -> tuple[list[ClaimedMessage], list[Claim], list[tuple[Claim, CorruptStoreError]]]:
+        """What to hand out, and the claims of messages that are gone, or broken."""
+        receipts = self._receipts.of(queue.queue_id, queue.created_at_ms)
+        name = queue.name
+        claimed: list[ClaimedMessage] = []
+        gone: list[Claim] = []
+        broken: list[tuple[Claim, CorruptStoreError]] = []
+        for one, message in zip(held, messages, strict=True):
+            if message is None:
+                gone.append(one.claim())
+            elif isinstance(message, CorruptStoreError):
+                broken.append((one.claim(), message))
+            else:
+                _, priority, _, deadline, attempts, _, _ = one
+                claimed.append(
+                    HeldMessage(*message, name, priority, attempts, deadline, one, receipts)
+                )
+        return claimed, gone, broken
+
+    async def ack(self, name: str, *receipts: str | ClaimedMessage) -> list[Outcome]:
         return await self._queues.ack(name, self._claims(name, receipts))
 
     async def nack(
-        self, name: str, *receipts: str, error: str = "", delay_ms: int | None = None
+        self,
+        name: str,
+        *receipts: str | ClaimedMessage,
+        error: str = "",
+        delay_ms: int | None = None,
     ) -> list[Outcome]:
-        """Report failure: the messages come back after a back-off, or ``delay_ms``.
-
-        Those without attempts left are moved to the failed ones.
-        """
         claims = self._claims(name, receipts)
         return await self._queues.nack(name, claims, error=error, delay_ms=delay_ms)
 
-    async def release(self, name: str, *receipts: str) -> list[Outcome]:
-        """Give messages back at once, as if they had not been claimed."""
+    async def release(self, name: str, *receipts: str | ClaimedMessage) -> list[Outcome]:
         return await self._queues.release(name, self._claims(name, receipts))
 
     async def extend(
-        self, name: str, *receipts: str, lease_ms: int | None = None
+        self, name: str, *receipts: str | ClaimedMessage, lease_ms: int | None = None
     ) -> list[int | None]:
-        """Hold messages for longer, from now on; their new deadlines, none for lost ones."""
         claims = self._claims(name, receipts)
         return await self._queues.extend(name, claims, lease_ms=lease_ms)
 
-    def _claims(self, name: str, receipts: Sequence[str]) -> list[Claim]:
-        return [self._receipts.read(name.encode(), receipt) for receipt in receipts]
+    def _claims(self, name: str, receipts: Sequence[str | ClaimedMessage]) -> list[Claim | Held]:
+        queue = self._queues.queue(name)
+        return self._receipts.of(queue.queue_id, queue.created_at_ms).read(receipts)
 
     # --- failed messages --------------------------------------------------------------------------
 
     async def failed(
-        self, name: str, *, after_id: int = -1, limit: int = 100
+        self, name: str, *, filter: str | None = None, after_id: int = -1, limit: int = 100
     ) -> list[FailedMessage]:
-        """Messages that were given up, by ascending id, from behind ``after_id`` on."""
-        found = await self._queues.failures(name, after_id=after_id, limit=limit)
-        return [_failed(message_id, failure) for message_id, failure in found]
+        check_integer("limit", limit, 1, MAX_AT_ONCE)
+        check_integer("after_id", after_id, -1, MAX_MESSAGE_ID)
+        wanted = None if filter is None else Filter.parse(filter)
+        at_once = limit if wanted is None else FAILED_AT_ONCE
+        found: list[FailedMessage] = []
+        while len(found) < limit:
+            failures = await self._queues.failures(name, after_id=after_id, limit=at_once)
+            metadata = await self._messages.metadata(one for one, _ in failures)
+            for message_id, failure in failures:
+                about = metadata.get(message_id)
+                if wanted is None or satisfies(wanted, about):
+                    found.append(failed_message(message_id, failure, about))
+            if len(failures) < at_once:
+                break
+            after_id = failures[-1][0]
+        return found[:limit]
 
-    async def replay(self, name: str, *message_ids: int) -> list[int]:
-        """Make failed messages available again; returns the ids of those that were failed."""
-        return await self._queues.replay(name, message_ids)
+    async def replay(
+        self,
+        name: str,
+        *message_ids: int,
+        all: bool = False,
+        filter: str | None = None,
+        limit: int = MAX_FAILED_AT_ONCE,
+    ) -> list[int]:
+        return await self._finish_failed(name, message_ids, all, filter, limit, again=True)
 
-    async def purge_failed(self, name: str, *message_ids: int) -> list[int]:
-        """Forget failed messages; returns the ids of those that were failed."""
-        return await self._queues.forget_failed(name, message_ids)
+    async def purge_failed(
+        self,
+        name: str,
+        *message_ids: int,
+        all: bool = False,
+        filter: str | None = None,
+        limit: int = MAX_FAILED_AT_ONCE,
+    ) -> list[int]:
+        return await self._finish_failed(name, message_ids, all, filter, limit, again=False)
+
+    async def _finish_failed(
+        self,
+        name: str,
+        message_ids: Sequence[int],
+        every: bool,
+        filter: str | None,
+        limit: int,
+        *,
+        again: bool,
+    ) -> list[int]:
+        _check_choice(message_ids, every, filter)
+        check_integer("limit", limit, 1, MAX_FAILED_AT_ONCE)
+        if message_ids:
+            return await self._dead_letters.finish(name, message_ids, again=again)
+        wanted = None if filter is None else Filter.parse(filter)
+
+        async def chosen(ids: Sequence[int]) -> Sequence[int]:
+            if wanted is None:
+                return ids
+            metadata = await self._messages.metadata(ids)
+            return [one for one in ids if satisfies(wanted, metadata.get(one))]
+
+        return await self._dead_letters.finish_chosen(name, chosen, again=again, limit=limit)
+
+    # --- beside -----------------------------------------------------------------------------------
+
+    @property
+    def stores(self) -> OwnedStores:
+        """For those who look after what is stored, like the retention compactor."""
+        return OwnedStores(
+            objects=self._objects,
+            queues=self._queues,
+            shards={} if self._own is None else {_OWNERS_SHARD: self._own},
+            readers=self._readers,
+            routed_up_to=lambda shard: self._following.cursors().get(shard, 0),
+            followed=lambda: self._following.followed,
+        )
+
+    def run_beside(
+        self,
+        work: Coroutine[Any, Any, None],
+        figures: Callable[[], Iterable[Figure]] | None = None,
+    ) -> None:
+        """Let something go on until this is closed, which cancels it before anything else ends.
+
+        Its ``figures`` are shown with those of the engine.
+        """
+        self._beside.run(work, figures)
+
+    async def all_is_routed(self) -> None:
+        """Wait until everything that has been published is in its queues."""
+        await self._all_is_routed()
+
+    def figures(self) -> Iterator[Figure]:
+        """How commits and requests to the store have fared, for those who run this process."""
+        if self._own is not None:
+            yield from self._own.figures()
+        yield from self._queues.committer.figures()
+        yield from self._objects.figures()
+        yield from self._beside.figures()
 
     # --- closing ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Make durable what is under way, and give up the root. Closing twice does nothing.
+        """Stop workers, make durable what is under way, and give up the root.
 
-        A caller that is cancelled does not stop it half-way.
+        Closing twice does nothing. A caller that is cancelled does not stop it half-way.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name="close")
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        await self._beside.close()
+        await self._let_go()
         try:
-            await self._shard.close()
+            if self._own is not None:
+                await self._own.close()
+                await self._route_the_rest()
         finally:
-            await self._tailer.close()
-            await self._queues.close()
+            await self._following.close()
+            await self._replay.close()
+            await self._messages.close()
+            await self._readers.close()
+            try:
+                await self._queues.close()
+            finally:
+                await self._ownership.release()
 
-    async def __aenter__(self) -> Self:
-        return self
+    async def _route_the_rest(self) -> None:
+        """Let those who only look find what was published in its queues.
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
+        It is no promise: what is not routed now will be, after the next open.
+        """
+        # Whatever has stopped the routing, the tailer tells when it is closed.
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_LAST_ROUTES_MS / 1000):
+                await self._tailer.caught_up(self._own_end)
+
+    def _step_down(self, error: FencedError) -> None:
+        """Take no more calls: another process serves the root."""
+        if self._own is not None:
+            self._own.step_down(error)
+        self._queues.committer.give_up(error)
+        if self.on_lost is not None:
+            self.on_lost(error)
+
+
+async def _follow_own(shard: MessageShard, queues: QueueStore) -> tuple[int, Tailer]:
+    """Route what is published here, from where it was left."""
+    cursor: int | None = shard.next_id & 0xFFFF_FFFF
+    if queues.names():
+        cursor = await queues.cursor(_OWNERS_SHARD)
+    queues.ledger.starts_at(shard.next_id)
+    router = Router(queues, _OWNERS_SHARD, cursor or 0, always_remember=False)
+    tailer = Tailer(shard.log, router)
+    shard.on_durable = tailer.hand_over
+    return _OWNERS_SHARD, tailer
 
 
 class _Deadlines:
     """Looks up when messages expire."""
 
-    def __init__(self, shard: MessageShard) -> None:
-        self._shard = shard
+    def __init__(self, messages: AllMessages) -> None:
+        self._messages = messages
 
     async def __call__(self, message_ids: Iterable[int]) -> dict[int, int]:
         ids = list(message_ids)
-        found = await self._shard.log.read_many(ids)
+        found = await self._messages.metadata(ids)
         # Without metadata there is no message any more: it expired before all others.
         return {
             one: retention_deadline(found[one].received_at, found[one].retention_seconds)
@@ -357,16 +746,19 @@ class _Deadlines:
         }
 
 
-def _claim_of(held: Held) -> Claim:
-    return Claim(held.message_id, held.attempts, held.claimed_at)
-
-
-def _failed(message_id: int, failure: Failure) -> FailedMessage:
-    return FailedMessage(
-        message_id=message_id,
-        failed_at_ms=failure.failed_at,
-        attempts=failure.attempts,
-        priority=failure.priority,
-        consumer=failure.consumer,
-        error=failure.error,
-    )
+def _check_choice(message_ids: Sequence[int], every: bool, filter: str | None) -> None:
+    """One way to say which messages are meant, and no more: a slip must not mean all of them."""
+    given = [bool(message_ids), bool(every), filter is not None]
+    if sum(given) != 1:
+        raise InvalidInputError(
+            f"{sum(given)} choices of failed messages were given, not 1: give message ids, "
+            "all=True or a filter"
+        )
+    if filter is not None and not filter.strip():
+        raise InvalidInputError("filter is empty, which matches everything: say all=True")
+    if len(message_ids) > MAX_FAILED_AT_ONCE:
+        raise InvalidInputError(
+            f"{len(message_ids)} message ids are over the limit of {MAX_FAILED_AT_ONCE} in one call"
+        )
+    for one in message_ids:
+        check_integer("message_id", one, 0, MAX_MESSAGE_ID)

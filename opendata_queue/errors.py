@@ -34,8 +34,44 @@ class FencedError(OdqError):
     """
 
 
+class OwnedError(OdqError):
+    """Another process serves this root: use that one, stop it, or open with ``takeover=True``.
+
+    ``host``, ``pid``, ``name`` and ``address`` say who it is; ``address`` is the URL to connect to,
+    if it has one. Nothing was changed. With ``takeover=True`` the other's calls raise
+    ``FencedError`` from then on.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        host: str | None = None,
+        pid: int | None = None,
+        name: str | None = None,
+        address: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.host = host
+        self.pid = pid
+        self.name = name
+        self.address = address
+
+
 class ClosedError(OdqError):
     """It was closed, by you or by an earlier failure: open it again."""
+
+
+class TimedOutError(OdqError, TimeoutError):
+    """It took longer than ``timeout_ms``: look whether it happened, or just do it again.
+
+    The operation was cancelled, but a write that was under way may still become durable. Publish
+    with an idempotency key to do it again safely; claims that nobody got are given back.
+    """
+
+
+class WrongContextError(OdqError, RuntimeError):
+    """Called from where it can't work: the message says from where to call it. Nothing was done."""
 
 
 class QueueNotFoundError(OdqError, LookupError):
@@ -44,6 +80,10 @@ class QueueNotFoundError(OdqError, LookupError):
 
 class QueueExistsError(OdqError):
     """There is a queue of that name already: use it, or choose another name."""
+
+
+class MessageExpiredError(OdqError):
+    """A message's retention is over and its payload gone: give up on it. Nothing was changed."""
 
 
 class CorruptStoreError(OdqError):
@@ -63,3 +103,14 @@ class FormatVersionError(OdqError):
 
 class ShardFullError(OdqError):
     """A shard has given out all of its 2³² sequence numbers: give up on it, start another root."""
+
+
+class OtherRoleError(OdqError):
+    """This process has another role in its root: ask the one at ``address``, if it has one.
+
+    Nothing was done.
+    """
+
+    def __init__(self, message: str, *, address: str | None = None) -> None:
+        super().__init__(message)
+        self.address = address

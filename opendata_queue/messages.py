@@ -1,13 +1,22 @@
-"""Messages as producers give them and as the store returns them."""
+"""Messages as producers give them and as the store returns them.
+
+They are not frozen, and what is returned can be made without naming each field: either would double
+the cost of making one, and they are made by the million. Whatever is done to one, the engine does
+not see it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from opendata_queue.errors import InvalidInputError
+
+_SHOWN_CHARACTERS: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NewMessage:
     """A message to be published: a payload, or the URI of one, and headers.
 
@@ -28,15 +37,24 @@ class NewMessage:
     retention_seconds: int = 0
     idempotency_key: str | None = None
 
-    def times(self, received_at_ms: int) -> tuple[int, int]:
-        """Created at and visible at, given when it was received."""
-        created_at = received_at_ms if self.created_at_ms is None else self.created_at_ms
-        if self.visible_at_ms is not None:
-            return created_at, self.visible_at_ms
-        return created_at, received_at_ms + (self.delay_ms or 0)
+
+class MessageFields(NamedTuple):
+    """A message on its way to a caller: the fields of ``StoredMessage``, in their order.
+
+    The object is made of them once, when it is known what it is to be.
+    """
+
+    message_id: int
+    payload: bytes | None
+    payload_uri: str | None
+    headers: tuple[tuple[str, str], ...]
+    created_at_ms: int
+    received_at_ms: int
+    visible_at_ms: int
+    retention_seconds: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(slots=True)
 class StoredMessage:
     """A message that is in the store.
 
@@ -65,12 +83,13 @@ class Published(NamedTuple):
     headers: Mapping[str, str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(slots=True)
 class ClaimedMessage(StoredMessage):
     """A message that is yours until ``lease_deadline_ms``, by the clock of the root's owner.
 
-    ``receipt`` is what ``ack``, ``nack``, ``extend`` and ``release`` want to see. ``attempts``
-    counts the claims of this message in this queue, this one included.
+    ``ack``, ``nack``, ``extend`` and ``release`` want to see it, or its ``receipt``, which can be
+    passed on to another process. ``attempts`` counts the claims of this message in this queue, this
+    one included.
     """
 
     queue: str
@@ -78,3 +97,29 @@ class ClaimedMessage(StoredMessage):
     attempts: int
     lease_deadline_ms: int
     receipt: str
+
+
+@dataclass(slots=True)
+class PeekedMessage(StoredMessage):
+    """A message that is about to be claimed by somebody. ``attempts`` counts its claims so far."""
+
+    queue: str
+    priority: int
+    attempts: int
+
+
+def receipts_of(shown: Iterable[str | ClaimedMessage]) -> list[str]:
+    """What is shown to finish messages: their receipts, or the messages themselves."""
+    return [receipt_of(one) for one in shown]
+
+
+def receipt_of(shown: str | ClaimedMessage) -> str:
+    receipt = shown.receipt if isinstance(shown, ClaimedMessage) else shown
+    if not isinstance(receipt, str):
+        text = repr(receipt)
+        raise InvalidInputError(
+            f"{text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '…'} is no "
+            f"receipt and no claimed message, but a {type(receipt).__name__}"
+            + (": give each one as an argument" if isinstance(receipt, list | tuple) else "")
+        )
+    return receipt

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from typing import Protocol
 
-from odq_encodings import MessageMetadata, encode_metadata_log_key
+from odq_encodings import (
+    MessageMetadata,
+    MetadataFields,
+    encode_metadata_log_key,
+    message_metadata_fields,
+)
 from opendata_queue.store import DatabaseReads
 
 _LAST_SEQUENCE = (1 << 64) - 1
+
+
+class Log(Protocol):
+    """A log that can be scanned, wherever it is."""
+
+    def scan(
+        self, from_sequence: int = 0, *, limit: int | None = None
+    ) -> AsyncIterator[list[MessageMetadata]]: ...
 
 
 class MetadataLog:
@@ -29,6 +43,15 @@ class MetadataLog:
         """The metadata of those ids that have some."""
         values = await self._database.get_by_id(message_ids, _key_of)
         return {one: self._decode(_key_of(one), value) for one, value in values.items()}
+
+    async def read_fields(self, message_ids: Iterable[int]) -> dict[int, MetadataFields]:
+        """The fields of the metadata of those ids that have some, without an object for each."""
+        values = await self._database.get_by_id(message_ids, _key_of)
+        decode = self._database.decode
+        return {
+            one: decode(message_metadata_fields, _key_of(one), value)
+            for one, value in values.items()
+        }
 
     def _decode(self, key: bytes, value: bytes) -> MessageMetadata:
         return self._database.decode(MessageMetadata.decode, key, value)

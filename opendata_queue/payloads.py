@@ -15,6 +15,7 @@ from odq_encodings import (
     UriPayload,
     decode_payload,
     encode_payload_key,
+    inline_payload,
 )
 from opendata_queue.clock import Clock
 from opendata_queue.errors import CorruptStoreError
@@ -37,11 +38,10 @@ def is_user_uri(uri: str) -> bool:
     return _URI_WITH_SCHEME.match(uri) is not None
 
 
-class PayloadStore:
-    """The payloads of one shard."""
+class BlobFolder:
+    """Where the payloads of one shard are that are too large to be inline."""
 
-    def __init__(self, database: DatabaseReads, objects: Objects, shard: int, clock: Clock) -> None:
-        self._database = database
+    def __init__(self, objects: Objects, shard: int, clock: Clock) -> None:
         self._objects = objects
         self._folder = f"blobs/{shard:05}"
         self._clock = clock
@@ -61,12 +61,29 @@ class PayloadStore:
         await self._objects.write(blob.path, payload)
         return blob
 
-    async def read_many(self, message_ids: Iterable[int]) -> dict[int, bytes | UriPayload]:
-        """The payloads of those ids that have one; a user's URI is returned as it is."""
+
+class PayloadStore(BlobFolder):
+    """The payloads of one shard."""
+
+    def __init__(self, database: DatabaseReads, objects: Objects, shard: int, clock: Clock) -> None:
+        super().__init__(objects, shard, clock)
+        self._database = database
+
+    async def read_many(
+        self, message_ids: Iterable[int], *, blobs: bool = True
+    ) -> dict[int, bytes | UriPayload]:
+        """The payloads of those ids that have one; a user's URI is returned as it is.
+
+        Without ``blobs`` only what is inline: objects can be large.
+        """
         rows = await self._database.get_by_id(message_ids, encode_payload_key)
         found: dict[int, bytes | UriPayload] = {}
-        blobs = {}
+        paths = {}
         for message_id, value in rows.items():
+            inline = inline_payload(value)
+            if inline is not None:
+                found[message_id] = inline
+                continue
             key = encode_payload_key(message_id)
             payload = self._database.decode(decode_payload, key, value)
             if isinstance(payload, InlinePayload):
@@ -74,8 +91,10 @@ class PayloadStore:
             elif is_user_uri(payload.uri):
                 found[message_id] = payload
             else:
-                blobs[message_id] = payload.uri
-        return found | await self._read_blobs(blobs)
+                paths[message_id] = payload.uri
+        if blobs:
+            found |= await self._read_blobs(paths)
+        return found
 
     async def _read_blobs(self, paths: dict[int, str]) -> dict[int, bytes]:
         blobs: dict[int, bytes] = {}
@@ -84,11 +103,16 @@ class PayloadStore:
             some = ids[start : start + _BLOBS_AT_ONCE]
             read = await asyncio.gather(*(self._objects.read(paths[one]) for one in some))
             for message_id, data in zip(some, read, strict=True):
-                if data is None:
+                if data is not None:
+                    blobs[message_id] = data
+                elif await self._is_there(message_id):
                     raise CorruptStoreError(
                         f"the payload of message {message_id} is missing: "
                         f"{self._objects.location}/{paths[message_id]}",
                         key=encode_payload_key(message_id),
                     )
-                blobs[message_id] = data
         return blobs
+
+    async def _is_there(self, message_id: int) -> bool:
+        """Whether a message still leads to its payload: the rows go before the object does."""
+        return await self._database.get(encode_payload_key(message_id)) is not None

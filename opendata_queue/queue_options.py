@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Self
 
-from odq_encodings import PAUSED, RELAXED_CLAIMS, QueueConfig, QueueOptionsRecord
+from odq_encodings import (
+    BEING_DELETED,
+    PAUSED,
+    RELAXED_CLAIMS,
+    QueueConfig,
+    QueueOptionsRecord,
+)
 from opendata_queue.errors import InvalidInputError
 from opendata_queue.queue_state import QueueRules
+
+FOR_EVER_MS: Final = -(1 << 63)
+"""Before all times: what is kept since then is kept for ever."""
 
 MAX_NAME_CHARACTERS: Final = 255
 
@@ -30,6 +40,8 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
     "max_in_flight": (1, _U16),
     "bucket": (1, 10_000),
 }
+_FRACTIONS: Final = frozenset({"backoff_factor", "backoff_jitter"})
+_SWITCHES: Final = ("paused", "relaxed_claims")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,19 +94,48 @@ class QueueOptions:
     def __post_init__(self) -> None:
         for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not least <= value <= most:
+            _check_number(name, value)
+            if not least <= value <= most:
                 raise InvalidInputError(f"{name} is {value!r}, not within {least} to {most}")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInputError(f"{name} is {getattr(self, name)!r}, not true or false")
+        # As they are stored, so that they are the same after a reopen.
+        for name in ("backoff_factor", "backoff_jitter"):
+            object.__setattr__(self, name, round(getattr(self, name), 2))
         if self.lease_ms > self.max_lease_ms:
             raise InvalidInputError(
                 f"lease_ms {self.lease_ms} is over max_lease_ms {self.max_lease_ms}"
             )
 
+    def with_changes(self, changes: Mapping[str, Any]) -> Self:
+        """The same, but for those that ``changes`` names."""
+        known = [field.name for field in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise InvalidInputError(
+                    f"{name} is no option of a queue; there are {', '.join(sorted(known))}"
+                )
+        return replace(self, **changes)
+
+    def done_since(self, now: int) -> int:
+        """What was done before this time is past its retention (RFC 0010)."""
+        return _since(self.done_retention_seconds, now)
+
+    def failed_since(self, now: int) -> int:
+        """What failed before this time is past its retention."""
+        return _since(self.failed_retention_seconds, now)
+
     def rules(self) -> QueueRules:
         wanted = {field.name for field in fields(QueueRules)}
         return QueueRules(**{name: getattr(self, name) for name in wanted})
 
-    def encode(self, created_at_ms: int) -> bytes:
-        flags = PAUSED * self.paused | RELAXED_CLAIMS * self.relaxed_claims
+    def encode(self, created_at_ms: int, *, being_deleted: bool = False) -> bytes:
+        flags = (
+            PAUSED * self.paused
+            | RELAXED_CLAIMS * self.relaxed_claims
+            | BEING_DELETED * being_deleted
+        )
         return QueueOptionsRecord(
             created_at=created_at_ms,
             lease_ms=self.lease_ms,
@@ -128,6 +169,17 @@ class QueueOptions:
             paused=bool(record.flags & PAUSED),
             relaxed_claims=bool(record.flags & RELAXED_CLAIMS),
         )
+
+
+def _since(retention_seconds: int, now: int) -> int:
+    return now - retention_seconds * 1_000 if retention_seconds else FOR_EVER_MS
+
+
+def _check_number(name: str, value: object) -> None:
+    kinds = (int, float) if name in _FRACTIONS else (int,)
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        wanted = "a number" if name in _FRACTIONS else "a whole number"
+        raise InvalidInputError(f"{name} is {value!r}, not {wanted}")
 
 
 def check_name(name: str) -> None:

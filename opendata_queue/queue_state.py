@@ -15,15 +15,16 @@ batch.
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from itertools import groupby
+from operator import itemgetter
+from typing import Final, NamedTuple, Protocol
 
 from odq_encodings import (
     ActiveMessages,
     AvailableMessage,
-    BacklogCount,
     DoneMessage,
     DoneMessages,
     FailedMessage,
@@ -32,6 +33,7 @@ from odq_encodings import (
     InFlightMessage,
     QueueCounters,
 )
+from opendata_queue.lanes import Backlog, Past, in_turns, lane_end, lane_of
 
 LEASE_OVER = "the lease ran out"
 
@@ -41,6 +43,12 @@ _encode_done = DoneMessage.layout.struct.pack
 _encode_failed = FailedMessage.layout.struct.pack
 
 MAX_ATTEMPTS_COUNTED = 0xFFFF
+
+new_tuple: Final = tuple.__new__
+"""Makes a named tuple of a tuple in half the time; for those that are made for every message."""
+
+_priority_of = itemgetter(0)
+_NOT_IN_FLIGHT: Final = (None, b"")
 
 
 class Waiting(NamedTuple):
@@ -70,6 +78,9 @@ class Held(NamedTuple):
     attempts: int
     retention_deadline: int | None
     consumer: str
+
+    def claim(self) -> Claim:
+        return Claim(self.message_id, self.attempts, self.claimed_at)
 
 
 class Claim(NamedTuple):
@@ -107,49 +118,13 @@ class Changes(Protocol):
     """Takes note of the rows behind the version-1 records that a transition changes."""
 
     def put_backlog(self, message: Waiting) -> None: ...
-    def delete_backlog(self, message: Waiting) -> None: ...
+    def delete_backlog(self, messages: Sequence[Waiting]) -> None: ...
     def put_schedule(self, message: Waiting) -> None: ...
     def delete_schedule(self, message: Waiting) -> None: ...
     def seal_done(self, bucket: int, value: bytes) -> None: ...
     def seal_failed(self, bucket: int, value: bytes) -> None: ...
     def put_failure(self, message_id: int, failure: Failure) -> None: ...
     def delete_failure(self, message_id: int) -> None: ...
-
-
-class Backlog:
-    """How many messages of each priority are behind the window, and where they begin."""
-
-    __slots__ = ("_from", "_rows", "total")
-
-    def __init__(self, counts: Iterable[BacklogCount] = ()) -> None:
-        self._rows = {count.priority: count.rows for count in counts}
-        self._from = {count.priority: count.from_message_id for count in counts}
-        self.total = sum(self._rows.values())
-
-    def add(self, message: Waiting) -> None:
-        priority, message_id = message.priority, message.message_id
-        self._rows[priority] = self._rows.get(priority, 0) + 1
-        self._from[priority] = min(self._from.get(priority, message_id), message_id)
-        self.total += 1
-
-    def remove_first(self, message: Waiting) -> None:
-        """Remove a message that has the smallest id of its priority."""
-        priority = message.priority
-        self.total -= 1
-        self._rows[priority] -= 1
-        self._from[priority] = message.message_id + 1
-        if not self._rows[priority]:
-            del self._rows[priority], self._from[priority]
-
-    def ranges(self) -> list[tuple[int, int, int]]:
-        """Priority, first possible id, and number of rows, best priority first."""
-        return [(p, self._from[p], self._rows[p]) for p in sorted(self._rows)]
-
-    def counts(self) -> tuple[BacklogCount, ...]:
-        return tuple(
-            BacklogCount(priority=p, rows=rows, from_message_id=start)
-            for p, start, rows in self.ranges()
-        )
 
 
 class QueueState:
@@ -169,9 +144,14 @@ class QueueState:
         self._changes = changes
         self._window: list[tuple[Waiting, bytes]] = []
         self._in_flight: dict[int, tuple[Held, bytes]] = {}
-        self._leases: list[tuple[int, int]] = []
+        # Deadlines, each with the messages of one claim. Entries of messages that were finished
+        # or extended stay until they are due, or until most of them are such.
+        self._leases: list[tuple[int, list[int]]] = []
+        self._leased = 0
         self._deadline_unknown: set[int] = set()
-        self._claims_after = 0
+        self.claims_after = 0
+        """Claims are made at this time or later: none may look like one that was given back. After
+        a restart the clock sees to it, if its mark is not before this."""
         self._last_claim_at = 0
         self._done_open = [] if done is None else [m.encode() for m in done.messages]
         self._failed_open = (
@@ -180,6 +160,14 @@ class QueueState:
         self.done_changed = False
         self.failed_changed = False
         self.backlog = Backlog(() if counters is None else counters.backlog)
+        # The first messages of the backlog, in order, as far as they are known: those that were
+        # just routed need not be read again.
+        self._front: list[Waiting] = []
+        # With messages of several shards, lanes take turns (RFC 0008).
+        self._lane: int | None = None
+        self._several = False
+        self._last_turn = -1
+        self._front_ends: dict[tuple[int, int], int] = {}
         self.scheduled = 0 if counters is None else counters.scheduled
         self.scheduled_from = 0 if counters is None else counters.scheduled_from
         self.done_bucket = 0 if counters is None else counters.done_bucket
@@ -189,6 +177,8 @@ class QueueState:
         self.expired = 0 if counters is None else counters.expired
         if active is not None:
             self._load(active)
+        for lane in self.backlog.lanes() | {lane_of(one.message_id) for one, _ in self._window}:
+            self._see(lane)
 
     def _load(self, active: ActiveMessages) -> None:
         for m in active.available:
@@ -203,8 +193,15 @@ class QueueState:
             )
             self._in_flight[n.message_id] = held, n.encode()
             self._last_claim_at = max(self._last_claim_at, n.claimed_at)
-            heapq.heappush(self._leases, (n.lease_deadline, n.message_id))
+            self._lease(n.lease_deadline, [n.message_id])
             self._deadline_unknown.add(n.message_id)
+
+    def follow(self, rules: QueueRules) -> None:
+        """Go by other rules from now on; what does not fit the window any more leaves it."""
+        self.rules = rules
+        while len(self._window) > rules.window:
+            self._to_backlog(self._window.pop()[0], first=True)
+        del self._front[self.front_size :]
 
     # --- what it holds ----------------------------------------------------------------------------
 
@@ -240,6 +237,41 @@ class QueueState:
         return bool(self.backlog.total) and len(self._window) < wanted
 
     @property
+    def front_size(self) -> int:
+        """How many messages of the backlog are kept in memory, besides the window."""
+        return min(4 * self.rules.window, 4_096)
+
+    @property
+    def knows_front(self) -> bool:
+        """Whether a refill needs no reading."""
+        return bool(self._front)
+
+    @property
+    def wants_longer_front(self) -> bool:
+        """Whether what comes behind the front should be read before the front is used up.
+
+        With several lanes it is not one beginning of one order, and is read anew.
+        """
+        return (
+            not self._several
+            and 0 < len(self._front) <= self.front_size // 4
+            and len(self._front) < self.backlog.total
+        )
+
+    def lengthen_front(self, last: Waiting, behind: Sequence[Waiting]) -> bool:
+        """Be told what comes behind ``last``, if the front still ends with it."""
+        if self._several or not self._front or self._front[-1] != last:
+            return False
+        self._front += behind
+        del self._front[self.front_size :]  # others may have joined it meanwhile
+        return True
+
+    @property
+    def front(self) -> Sequence[Waiting]:
+        """The first messages of the backlog, in order, as far as they are known."""
+        return self._front
+
+    @property
     def room(self) -> int:
         """How many messages a refill may bring."""
         return max(0, self.rules.window - len(self._window))
@@ -251,12 +283,28 @@ class QueueState:
     def window(self) -> list[Waiting]:
         return [waiting for waiting, _ in self._window]
 
-    def first(self, count: int) -> list[Waiting]:
-        """The next messages to be claimed, as far as they are at hand."""
-        return [waiting for waiting, _ in self._window[:count]]
+    def first_ids(self, count: int, now: int) -> list[int]:
+        """The ids of the messages that a claim would hand out now, as far as they are at hand."""
+        if self._several:
+            return [one.message_id for one, _ in self._in_turns(count, now)]
+        found: list[int] = []
+        for (_, message_id, _, deadline, _), _ in self._window:
+            if len(found) == count:
+                break
+            if not 0 < deadline < now:
+                found.append(message_id)
+        return found
 
     def held(self) -> list[Held]:
         return [held for held, _ in self._in_flight.values()]
+
+    def holding(self, message_id: int) -> Held | None:
+        """A message if it is in flight."""
+        return self._in_flight.get(message_id, (None, b""))[0]
+
+    def open_done(self) -> bytes:
+        """The record of the done messages that are in no sealed bucket, the latest last."""
+        return DoneMessages.join(self._done_open)
 
     # --- messages come in -------------------------------------------------------------------------
 
@@ -279,34 +327,163 @@ class QueueState:
             else:
                 self._admit(message)
 
-    def refill(self, best: Sequence[Waiting], now: int) -> None:
-        """Move the first messages of the backlog into the window, as far as there is room."""
-        for message in best:
-            if not self.room:
-                return
-            self._changes.delete_backlog(message)
-            self.backlog.remove_first(message)
-            if message.expired(now):
-                self.expired += 1
-            else:
-                self._window.append((message, _available_bytes(message)))
+    @property
+    def several_lanes(self) -> bool:
+        """Whether there are messages of several lanes, which take turns."""
+        return self._several
+
+    @property
+    def last_turn(self) -> int:
+        """The lane that was the last one to have a message claimed."""
+        return self._last_turn
+
+    def _see(self, lane: int) -> None:
+        if self._lane is None:
+            self._lane = lane
+        elif lane != self._lane:
+            self._several = True
+            self._front = []  # it was made of one lane
+
+    def _in_turns(self, count: int, now: int) -> list[tuple[Waiting, bytes]]:
+        """The next messages of the window: the best priority first, its lanes in turns."""
+        chosen: list[tuple[Waiting, bytes]] = []
+        for _, together in groupby(self._window, key=lambda one: one[0].priority):
+            lanes: dict[int, list[tuple[Waiting, bytes]]] = {}
+            for one in together:
+                if not one[0].expired(now):
+                    lanes.setdefault(lane_of(one[0].message_id), []).append(one)
+            chosen += in_turns(lanes, self._last_turn)
+            if len(chosen) >= count:
+                break
+        return chosen[:count]
+
+    def _put_in_turns(self, count: int, now: int) -> None:
+        """Bring those to the beginning of the window that are to be claimed next."""
+        chosen = self._in_turns(count, now)
+        ids = {one.message_id for one, _ in chosen}
+        self._window = chosen + [one for one in self._window if one[0].message_id not in ids]
+        if chosen:
+            self._last_turn = lane_of(chosen[-1][0].message_id)
+
+    def learn_front(self, first: Sequence[Waiting]) -> None:
+        """Be told what the backlog begins with, after it was read."""
+        self._front = list(first)
+        if self._several:
+            self._front_ends = {(m.priority, lane_of(m.message_id)): m.message_id for m in first}
+
+    def refill(self, now: int) -> list[Waiting]:
+        """Move messages from the front of the backlog into the window; returns them.
+
+        None are moved if there is no room, or if the front is not known.
+        """
+        moved = self._front[: self.room]
+        del self._front[: len(moved)]
+        self._take_first_of_backlog(moved)
+        alive = [message for message in moved if not 0 < message.retention_deadline < now]
+        self.expired += len(moved) - len(alive)
+        self._window += [(message, _available_bytes(message)) for message in alive]
+        if self._several:
+            self._window.sort()
+        return moved
+
+    def _take_first_of_backlog(self, messages: Sequence[Waiting]) -> None:
+        """Remove messages from the backlog that are the first of their priorities and lanes."""
+        self._changes.delete_backlog(messages)
+        if self._several:
+            for message in messages:
+                self.backlog.remove_first(message.priority, message.message_id)
+            return
+        for priority, run in groupby(messages, _priority_of):
+            ids = [message.message_id for message in run]
+            self.backlog.remove_first(priority, ids[-1], len(ids))
 
     def _admit(self, message: Waiting) -> None:
-        """Everything in the window comes before everything in the backlog."""
+        """Everything in the window comes before everything of its lane in the backlog."""
         window = self._window
-        in_front = bool(window) and message < window[-1][0]
-        if in_front or (not self.backlog.total and len(window) < self.rules.window):
+        if not self._several and message.message_id >> 32 != self._lane:
+            self._see(lane_of(message.message_id))
+        if self._several:
+            self._admit_to_lane(message)
+        elif window and message < window[-1][0]:
             insort(window, (message, _available_bytes(message)))
             if len(window) > self.rules.window:
                 self._to_backlog(window.pop()[0])
-        else:
+        elif self.backlog.total or len(window) >= self.rules.window:
             self._to_backlog(message)
+        else:
+            window.append((message, _available_bytes(message)))
 
-    def _to_backlog(self, message: Waiting) -> None:
-        self.backlog.add(message)
+    def _admit_to_lane(self, message: Waiting) -> None:
+        """As ``_admit``; but of other lanes nothing is overtaken within a priority."""
+        window = self._window
+        if self._comes_before_its_lane(message):
+            insort(window, (message, _available_bytes(message)))
+            if len(window) > self.rules.window:
+                self._to_backlog(window.pop()[0], first=True)
+        elif self.backlog.total or len(window) >= self.rules.window:
+            self._to_backlog(message)
+        else:
+            insort(window, (message, _available_bytes(message)))
+
+    def _comes_before_its_lane(self, message: Waiting) -> bool:
+        """Whether it belongs before something in the window that it may overtake."""
+        window = self._window
+        if not window or message.priority > window[-1][0].priority:
+            return False
+        if message.priority < window[-1][0].priority:
+            return True
+        lane = lane_of(message.message_id)
+        behind = bisect_left(window, (message.priority, lane_end(lane)), key=_place) - 1
+        last = window[behind][0] if behind >= 0 else None
+        return (
+            last is not None
+            and last.priority == message.priority
+            and lane_of(last.message_id) == lane
+            and message.message_id < last.message_id
+        )
+
+    def _to_backlog_of_lanes(self, message: Waiting, first: bool) -> None:
+        """Keep the front a beginning of each lane, or forget it: then it is read again."""
+        front = self._front
+        lane = message.priority, lane_of(message.message_id)
+        if first:  # it was in the window, and so comes before all of the backlog
+            if front or not self.backlog.total:
+                front.insert(0, message)
+                self._front_ends.setdefault(lane, message.message_id)
+                del front[self.front_size :]
+        elif front and (
+            message.priority < front[-1].priority
+            or message.message_id < self._front_ends.get(lane, -1)
+        ):
+            front.clear()
+        elif len(front) == self.backlog.total < self.front_size:
+            front.append(message)
+            self._front_ends[lane] = message.message_id
+        elif not self.backlog.has(*lane):
+            front.clear()  # a lane that has had nothing to wait for gets its turn soon
+
+    def _to_backlog(self, message: Waiting, *, first: bool = False) -> None:
+        front = self._front
+        if self._several:
+            self._to_backlog_of_lanes(message, first)
+            self.backlog.add(message.priority, message.message_id)
+            self._changes.put_backlog(message)
+            return
+        if front and message < front[-1]:
+            insort(front, message)
+            if len(front) > self.front_size:
+                front.pop()
+        elif (
+            len(front) == self.backlog.total < self.front_size
+        ):  # there is nothing behind the front
+            front.append(message)
+        self.backlog.add(message.priority, message.message_id)
         self._changes.put_backlog(message)
 
     def _schedule(self, message: Waiting) -> None:
+        if 0 < message.retention_deadline < message.visible_at:
+            # It will never be delivered: it is due when it has expired, and dropped then.
+            message = message._replace(visible_at=message.retention_deadline + 1)
         if not self.scheduled or message.visible_at < self.scheduled_from:
             self.scheduled_from = message.visible_at
         self.scheduled += 1
@@ -319,34 +496,66 @@ class QueueState:
         claimed: list[Held] = []
         taken = 0
         count = min(count, self.claimable)
-        for message, _ in self._window:
+        claimed_at = max(now, self.claims_after)
+        lease_deadline = now + lease_ms
+        in_flight = self._in_flight
+        if self._several:
+            self._put_in_turns(count, now)
+        for (priority, message_id, _, retention_deadline, attempts), _ in self._window:
             if len(claimed) == count:
                 break
             taken += 1
-            if message.expired(now):
+            if 0 < retention_deadline < now:
                 self.expired += 1
                 continue
-            claimed.append(self._hold(message, now, lease_ms, consumer))
+            if attempts < MAX_ATTEMPTS_COUNTED:
+                attempts += 1
+            fixed = message_id, priority, claimed_at, lease_deadline, attempts
+            held = new_tuple(Held, (*fixed, retention_deadline, consumer))
+            in_flight[message_id] = held, _encode_in_flight(*fixed)
+            claimed.append(held)
         del self._window[:taken]
+        if self._several:
+            self._window.sort()
+        if claimed:
+            self._last_claim_at = claimed_at
+            self._lease(lease_deadline, [held.message_id for held in claimed])
         return claimed
 
-    def ack(self, claim: Claim, now: int) -> bool:
-        """Finish a message; false, and nothing has changed, if the claim is not valid any more."""
-        held = self._valid(claim, now)
-        if held is None:
-            return False
-        del self._in_flight[held.message_id]
-        self.done += 1
-        self.done_changed = True
-        self._done_open.append(_encode_done(held.message_id, now, held.attempts))
-        if len(self._done_open) >= self.rules.bucket:
-            self._changes.seal_done(self.done_bucket, DoneMessages.join(self._done_open))
-            self.done_bucket += 1
-            self._done_open = []
-        return True
+    def ack(self, claims: Iterable[Claim | Held], now: int) -> list[bool]:
+        """Finish messages; false, and nothing has changed, for a claim that is not valid."""
+        outcomes = []
+        in_flight, done, bucket = self._in_flight, self._done_open, self.rules.bucket
+        for claim in claims:
+            valid = self._valid(claim, now) is not None
+            outcomes.append(valid)
+            if not valid:
+                continue
+            message_id = claim.message_id
+            del in_flight[message_id]
+            done.append(_encode_done(message_id, now, claim.attempts))
+            if len(done) >= bucket:
+                self._changes.seal_done(self.done_bucket, DoneMessages.join(done))
+                self.done_bucket += 1
+                done = self._done_open = []
+        if finished := sum(outcomes):
+            self.done += finished
+            self.done_changed = True
+        return outcomes
+
+    def drop_gone(self, claims: Iterable[Claim], now: int) -> int:
+        """Drop claimed messages that the store does not have any more; how many they were.
+
+        They count as expired: nobody will get them, and nobody was done with them.
+        """
+        gone = [claim for claim in claims if self._valid(claim, now) is not None]
+        for claim in gone:
+            del self._in_flight[claim.message_id]
+        self.expired += len(gone)
+        return len(gone)
 
     def nack(
-        self, claim: Claim, now: int, *, error: str, delay_ms: int | None, chance: float
+        self, claim: Claim | Held, now: int, *, error: str, delay_ms: int | None, chance: float
     ) -> bool:
         """Give up a try; false, and nothing has changed, if the claim is not valid any more."""
         held = self._valid(claim, now)
@@ -355,30 +564,43 @@ class QueueState:
         self._give_back(held, now, error=error, delay_ms=delay_ms, chance=chance)
         return True
 
-    def extend(self, claim: Claim, now: int, *, lease_ms: int) -> int | None:
+    def extend(self, claim: Claim | Held, now: int, *, lease_ms: int) -> int | None:
         """Let a lease run for so long from now; the new deadline, or none."""
         held = self._valid(claim, now)
         if held is None:
             return None
         deadline = now + lease_ms
-        self._put_in_flight(held._replace(lease_deadline=deadline))
+        held = held._replace(lease_deadline=deadline)
+        self._in_flight[held.message_id] = held, _in_flight_bytes(held)
+        self._lease(deadline, [held.message_id])
         return deadline
 
-    def release(self, claim: Claim, now: int) -> bool:
+    def release(self, claim: Claim | Held, now: int) -> bool:
         """Give a message back as if it had not been claimed."""
         held = self._valid(claim, now)
         if held is None:
             return False
         # Its next claim has the same number of attempts, so it must differ in its time.
-        self._claims_after = self._last_claim_at + 1
+        self.claims_after = self._last_claim_at + 1
         self._return(held, visible_at=now, attempts=held.attempts - 1, now=now)
         return True
 
-    def expire_leases(self, now: int, *, grace_ms: int, chance: Callable[[], float]) -> list[Held]:
+    def expire_leases(
+        self,
+        now: int,
+        *,
+        grace_ms: int,
+        chance: Callable[[], float],
+        at_most: int | None = None,
+    ) -> list[Held]:
         """Take back what is over its lease; looks at nothing that is not due."""
-        taken = []
-        while self._leases and self._leases[0][0] + grace_ms < now:
-            deadline, message_id = heapq.heappop(self._leases)
+        taken: list[Held] = []
+        while self._leases and self._leases[0][0] + grace_ms < now and len(taken) != at_most:
+            deadline, message_ids = self._leases[0]
+            message_id = message_ids.pop()
+            self._leased -= 1
+            if not message_ids:
+                heapq.heappop(self._leases)
             held, _ = self._in_flight.get(message_id, (None, b""))
             if held is None or held.lease_deadline != deadline:
                 continue  # acknowledged, or extended: then there is a later entry
@@ -404,40 +626,25 @@ class QueueState:
                 encoded,
             )
 
-    def _hold(self, message: Waiting, now: int, lease_ms: int, consumer: str) -> Held:
-        self._last_claim_at = max(now, self._claims_after)
-        held = Held(
-            message.message_id,
-            message.priority,
-            self._last_claim_at,
-            now + lease_ms,
-            min(message.attempts + 1, MAX_ATTEMPTS_COUNTED),
-            message.retention_deadline,
-            consumer,
-        )
-        self._put_in_flight(held)
-        return held
+    def _lease(self, deadline: int, message_ids: list[int]) -> None:
+        """Remember when messages in flight are to be taken back."""
+        heapq.heappush(self._leases, (deadline, message_ids))
+        self._leased += len(message_ids)
+        if self._leased > 2 * len(self._in_flight) + 64:  # mostly of what is not in flight any more
+            by_deadline: dict[int, list[int]] = {}
+            for held, _ in self._in_flight.values():
+                by_deadline.setdefault(held.lease_deadline, []).append(held.message_id)
+            self._leases = sorted(by_deadline.items())
+            self._leased = len(self._in_flight)
 
-    def _put_in_flight(self, held: Held) -> None:
-        encoded = _encode_in_flight(
-            held.message_id, held.priority, held.claimed_at, held.lease_deadline, held.attempts
-        )
-        self._in_flight[held.message_id] = held, encoded
-        heapq.heappush(self._leases, (held.lease_deadline, held.message_id))
-        if len(self._leases) > 2 * len(self._in_flight) + 64:  # mostly left over from extensions
-            self._leases = [(h.lease_deadline, i) for i, (h, _) in self._in_flight.items()]
-            heapq.heapify(self._leases)
-
-    def _valid(self, claim: Claim, now: int) -> Held | None:
-        held, _ = self._in_flight.get(claim.message_id, (None, b""))
-        if (
-            held is None
-            or held.attempts != claim.attempts
-            or held.claimed_at != claim.claimed_at
-            or now > held.lease_deadline
-        ):
+    def _valid(self, claim: Claim | Held, now: int) -> Held | None:
+        held, _ = self._in_flight.get(claim.message_id, _NOT_IN_FLIGHT)
+        if held is None or now > held.lease_deadline:
             return None
-        return held
+        if held is claim:  # as it was handed out
+            return held
+        same = held.attempts == claim.attempts and held.claimed_at == claim.claimed_at
+        return held if same else None
 
     def _give_back(
         self, held: Held, now: int, *, error: str, delay_ms: int | None, chance: float
@@ -504,28 +711,90 @@ class QueueState:
     def replay(self, message_id: int, failure: Failure, now: int) -> bool:
         """Make a failed message available again, with all its attempts; as ``forget_failed``."""
         was_open = self.forget_failed(message_id, failure)
-        self._claims_after = self._last_claim_at + 1  # its attempts begin again
+        self.claims_after = self._last_claim_at + 1  # its attempts begin again
         self.route(Waiting(failure.priority, message_id, now, failure.retention_deadline, 0), now)
         return was_open
 
     # --- purging ----------------------------------------------------------------------------------
 
-    def drop_window(self) -> int:
-        """Forget what is in the window; returns how many messages that were."""
-        dropped = len(self._window)
-        self._window = []
+    def drop_window(self, past: Past) -> int:
+        """Forget messages of the window that are in the past; returns how many they were."""
+        kept = [one for one in self._window if one[0].message_id not in past]
+        dropped = len(self._window) - len(kept)
+        self._window = kept
         return dropped
 
     def drop_backlog(self, best: Iterable[Waiting]) -> None:
-        """Forget the first messages of the backlog."""
-        for message in best:
-            self._changes.delete_backlog(message)
-            self.backlog.remove_first(message)
+        """Forget messages of the backlog, the first ones of their priorities."""
+        self._front = []
+        self._take_first_of_backlog(list(best))
 
     def drop_scheduled(self, messages: Iterable[Waiting]) -> None:
         for message in messages:
             self._changes.delete_schedule(message)
             self.scheduled -= 1
+
+    # --- retention (RFC 0010) ---------------------------------------------------------------------
+
+    def expire_window(self, now: int) -> int:
+        """Drop what has expired in the window; returns how many messages that were."""
+        kept = [one for one in self._window if not one[0].expired(now)]
+        dropped = len(self._window) - len(kept)
+        if dropped:
+            self._window = kept
+            self.expired += dropped
+        return dropped
+
+    def expire_backlog(self, messages: Iterable[Waiting]) -> None:
+        """Drop messages of the backlog that have expired, wherever in it they are."""
+        gone = set(messages)
+        self._front = [one for one in self._front if one not in gone]
+        self._changes.delete_backlog(list(gone))
+        for message in gone:
+            self.backlog.remove(message.priority, message.message_id)
+        self.expired += len(gone)
+
+    def oldest_open(self) -> tuple[int | None, int | None]:
+        """When the oldest entries of the open done and failed buckets were made."""
+        failed = next(iter(self._failed_open.values()), None)
+        return (
+            DoneMessage.decode(self._done_open[0]).done_at if self._done_open else None,
+            None if failed is None else FailedMessage.decode(failed).failed_at,
+        )
+
+    def trim_done(self, since: int) -> int:
+        """Forget what was done before a time and is in the open bucket; returns how many."""
+        kept = [one for one in self._done_open if DoneMessage.decode(one).done_at >= since]
+        forgotten = len(self._done_open) - len(kept)
+        if forgotten:
+            self._done_open = kept
+            self.forget_done(forgotten)
+        return forgotten
+
+    def forget_done(self, count: int) -> None:
+        """So many entries of sealed buckets were dropped."""
+        self.done -= count
+        self.done_changed = True
+
+    def trim_failed(self, since: int) -> int:
+        """Forget what failed before a time and is in the open bucket; returns how many."""
+        old = [
+            message_id
+            for message_id, one in self._failed_open.items()
+            if FailedMessage.decode(one).failed_at < since
+        ]
+        for message_id in old:
+            del self._failed_open[message_id]
+        self.forget_failures(old)
+        return len(old)
+
+    def forget_failures(self, message_ids: Sequence[int]) -> None:
+        """Failed messages whose entries were dropped go with all that is known of them."""
+        for message_id in message_ids:
+            self._changes.delete_failure(message_id)
+        if message_ids:
+            self.failed -= len(message_ids)
+            self.failed_changed = True
 
     # --- version-1 records ------------------------------------------------------------------------
 
@@ -556,6 +825,15 @@ class QueueState:
             scheduled_from=self.scheduled_from,
             backlog=self.backlog.counts(),
         ).encode()
+
+
+def _in_flight_bytes(held: Held) -> bytes:
+    message_id, priority, claimed_at, lease_deadline, attempts, _, _ = held
+    return _encode_in_flight(message_id, priority, claimed_at, lease_deadline, attempts)
+
+
+def _place(one: tuple[Waiting, bytes]) -> tuple[int, int]:
+    return one[0].priority, one[0].message_id
 
 
 def _available_bytes(message: Waiting) -> bytes:

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from odq_encodings import (
     MAX_INLINE_PAYLOAD_BYTES,
-    BlobReference,
-    BlobReferenceKey,
     EncodingError,
     IdempotencyRecord,
-    MessageMetadata,
     UriPayload,
-    encode_inline_payload,
-    encode_message_metadata,
-    encode_metadata_log_key,
-    encode_payload_key,
 )
+from opendata_queue.checks import check_integer
 from opendata_queue.clock import Clock
 from opendata_queue.committer import CommitLimits, GroupCommitter
-from opendata_queue.errors import InvalidInputError, StoreUnavailableError
+from opendata_queue.errors import InvalidInputError, OdqError, StoreUnavailableError
 from opendata_queue.idempotency import HeldKeys, IdempotencyKeys, Scoped, record_key
-from opendata_queue.messages import NewMessage, Published, StoredMessage
-from opendata_queue.metadata_log import MetadataLog
-from opendata_queue.payloads import PayloadStore, is_user_uri
+from opendata_queue.message_rows import (
+    MAX_TIME_MS,
+    put_expiries,
+    put_message,
+    store_blobs,
+)
+from opendata_queue.messages import MessageFields, NewMessage, Published
+from opendata_queue.payloads import is_user_uri
+from opendata_queue.read_ahead import ReadAhead
 from opendata_queue.recent import CheckedMessage, RecentMessages
 from opendata_queue.sequences import KEY as SEQ_BLOCK_KEY
 from opendata_queue.sequences import Sequences
-from opendata_queue.store import Database, Objects, Rows
+from opendata_queue.store import Database, Figure, Objects, Rows
+from opendata_queue.stored_messages import StoredMessages, unless_expired
 
 NAMESPACE_HEADER: Final = "namespace"
 MAX_IDEMPOTENCY_KEY_BYTES: Final = 512
@@ -38,11 +39,7 @@ MAX_MESSAGES_AT_ONCE: Final = 10_000
 MAX_BYTES_AT_ONCE: Final = 64 * 1024 * 1024
 MAX_PAYLOAD_BYTES: Final = 512 * 1024 * 1024
 MAX_MESSAGE_ID: Final = (1 << 63) - 1
-MAX_TIME_MS: Final = (1 << 63) - 1
 MAX_RETENTION_SECONDS: Final = (1 << 32) - 1
-
-# The engine's clock and SlateDB's may disagree; rows must not go before the engine says so.
-_TTL_GRACE_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +54,9 @@ class PublishOptions:
     recent_bytes: int = 64 * 1024 * 1024
     """Memory for messages that were just published, so that consuming them soon needs no read."""
 
+    ahead_bytes: int = 16 * 1024 * 1024
+    """Memory for older messages that are about to be claimed, read before anybody asks."""
+
     idempotency_window_seconds: int = 24 * 3600
     """How long an idempotency key is remembered."""
 
@@ -64,6 +64,7 @@ class PublishOptions:
         for name, most in (
             ("inline_bytes", MAX_INLINE_PAYLOAD_BYTES),
             ("recent_bytes", MAX_TIME_MS),
+            ("ahead_bytes", MAX_TIME_MS),
             ("idempotency_window_seconds", MAX_RETENTION_SECONDS),
         ):
             value = getattr(self, name)
@@ -85,20 +86,25 @@ class MessageShard:
         options: PublishOptions,
     ) -> None:
         self._database = database
+        self.objects = objects
         self._sequences = sequences
         self._first_id = shard << 32
-        self._clock = clock
+        self.clock = clock
         self._options = options
         self._committer = GroupCommitter(database, options.limits)
         self._reserving = asyncio.Lock()
         self._outage_timeout_ms = objects.settings.outage_timeout_ms
+        # The engine's clock and SlateDB's may disagree; rows must not go before the engine says so.
+        self._ttl_grace_ms = objects.settings.ttl_grace_ms
         self._keys = IdempotencyKeys(database, clock)
-        self.payloads = PayloadStore(database, objects, shard, clock)
+        self._stored = StoredMessages(database, objects, shard, clock)
+        self.payloads = self._stored.payloads
         self.recent = RecentMessages(options.recent_bytes)
+        self.ahead = ReadAhead(self._read_without_blobs, options.ahead_bytes)
         self.on_durable: Callable[[int, Callable[[], list[Published]]], None] | None = None
         """Told of messages in the order of the log, once they are durable: the last one's id, and
         what makes the list of them, for whoever wants it."""
-        self.log = MetadataLog(database)
+        self.log = self._stored.log
 
     @classmethod
     async def open(
@@ -118,6 +124,16 @@ class MessageShard:
         """No message that is published from now on has a smaller id."""
         return self._first_id | self._sequences.next
 
+    @property
+    def database(self) -> Database:
+        """Its rows, for whoever looks after them; they are written through ``commit``."""
+        return self._database
+
+    async def commit(self, rows: Rows) -> None:
+        """Write rows besides those of messages; returns when they are durable."""
+        await self._committer.room()
+        await self._committer.wait(self._committer.add(rows))
+
     async def publish_many(self, messages: Sequence[NewMessage]) -> list[int]:
         """Store messages, all of them or none; returns their ids when they are durable.
 
@@ -133,6 +149,37 @@ class MessageShard:
         storing = asyncio.ensure_future(self._store_held(checked, held))
         return await asyncio.shield(storing)
 
+    async def publish_once(self, messages: Sequence[NewMessage], key: str) -> list[int]:
+        """The same under one key for all of them: called again with it, it gives the same ids.
+
+        It costs the look-up of a single key, where a key for each message costs one for each. The
+        messages can't have keys of their own: then their ids would not be consecutive.
+        """
+        checked = self._check(messages)
+        if not checked:
+            return []
+        if any(message.key is not None for message in checked):
+            raise InvalidInputError("messages with keys of their own can't share another one")
+        self._committer.check_open()
+        scoped = checked[0].key = _request_key(messages, key)
+        held = await self._hold({scoped})
+        first_id = held.known.get(scoped)
+        if first_id is not None:
+            self._keys.release(held)
+            return list(range(first_id, first_id + len(checked)))
+        storing = asyncio.ensure_future(self._store_held(checked, held))
+        return await asyncio.shield(storing)
+
+    async def knows(self, messages: Sequence[NewMessage], key: str | None) -> bool:
+        """Whether messages were published to this shard under their keys, or one for all."""
+        if key is not None:
+            keys = {_request_key(messages, key)} if messages else set()
+        else:
+            keys = {one.key for one in self._check(messages) if one.key is not None}
+        held = await self._hold(keys)
+        self._keys.release(held)
+        return bool(keys) and held.known.keys() == keys
+
     async def _hold(self, keys: set[Scoped]) -> HeldKeys:
         """Hold keys; those who wait for the same one must not add up their time-outs."""
         timeout_ms = self._outage_timeout_ms
@@ -144,7 +191,7 @@ class MessageShard:
                 f"could not look up the idempotency key within {timeout_ms} ms"
             ) from None
 
-    async def read_many(self, message_ids: Iterable[int]) -> list[StoredMessage | None]:
+    async def read_many(self, message_ids: Iterable[int]) -> list[MessageFields | None]:
         """Messages by their ids, in their order; none for an id that has none, or had one.
 
         A message is gone when its retention is over, whether or not its space is freed.
@@ -152,19 +199,40 @@ class MessageShard:
         self._committer.check_open()
         ids = list(message_ids)
         for one in ids:
-            _check_integer("message_id", one, 0, MAX_MESSAGE_ID)
-        found = {one: self.recent.get(one) for one in ids}
+            if one.__class__ is not int or not 0 <= one <= MAX_MESSAGE_ID:
+                check_integer("message_id", one, 0, MAX_MESSAGE_ID)
+        found = self.recent.get_many(ids)
         missing = [one for one, message in found.items() if message is None]
-        metadata, payloads = await asyncio.gather(
-            self.log.read_many(missing), self.payloads.read_many(missing)
-        )
-        found |= {one: _stored(metadata.get(one), payloads.get(one)) for one in missing}
-        now_ms = self._clock.now_ms()
-        return [_unless_expired(found[one], now_ms) for one in ids]
+        if missing:
+            found |= await self.ahead.take(missing)
+            found |= await self._stored.read([one for one in missing if found[one] is None])
+        now_ms = self.clock.now_ms()
+        return [unless_expired(found[one], now_ms) for one in ids]
+
+    def expect(self, message_ids: Iterable[int]) -> None:
+        """Read messages ahead that will be asked for soon, as far as they are not at hand."""
+        self.ahead.expect(self.recent.missing(message_ids))
+
+    async def _read_without_blobs(self, message_ids: Collection[int]) -> dict[int, MessageFields]:
+        return await self._stored.read(list(message_ids), blobs=False)
+
+    def figures(self) -> Iterator[Figure]:
+        """How its commits have fared."""
+        return self._committer.figures()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a failure has stopped it."""
+        return self._committer.has_failed
+
+    def step_down(self, error: OdqError) -> None:
+        """Take no more messages: somebody else writes this shard now."""
+        self._committer.give_up(error)
 
     async def close(self) -> None:
         """Commit what is pending and close. After a failure there is nothing left to commit."""
         try:
+            await self.ahead.close()
             await self._committer.close()
         finally:
             await self._database.close()
@@ -186,19 +254,12 @@ class MessageShard:
 
     async def _store_new(self, new: list[CheckedMessage]) -> range:
         self._committer.check_open()
-        await self._store_blobs(new)
+        await store_blobs(self.payloads, new, self._options.inline_bytes)
         await self._wait_for_room_and_sequences(len(new))
         # From here to the committer nothing awaits: the order of ids is the order of the log.
         first_id = self._first_id | self._sequences.take(len(new))
         await self._committer.wait(self._commit(new, first_id))
         return range(first_id, first_id + len(new))
-
-    async def _store_blobs(self, messages: list[CheckedMessage]) -> None:
-        large = [message for message in messages if message.payload_value is None]
-        payloads = [message.message.payload or b"" for message in large]
-        for message, blob in zip(large, await self.payloads.store_blobs(payloads), strict=True):
-            message.blob = blob
-            message.payload_value = UriPayload(uri=blob.path).encode()
 
     async def _wait_for_room_and_sequences(self, count: int) -> None:
         await self._committer.room()
@@ -218,10 +279,11 @@ class MessageShard:
             self._sequences.block_is_durable(block)
 
     def _commit(self, messages: list[CheckedMessage], first_id: int) -> asyncio.Future[None]:
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         rows = Rows()
         for message_id, message in enumerate(messages, first_id):
             self._put_rows(rows, message_id, message, now_ms)
+        put_expiries(rows, first_id, messages, now_ms)
         block = self._sequences.next_block() if self._sequences.running_low else None
         if block is not None:
             rows.put(SEQ_BLOCK_KEY, block.encode())
@@ -250,37 +312,13 @@ class MessageShard:
         self.recent.add_many(first_id, messages, now_ms)
 
     def _put_rows(self, rows: Rows, message_id: int, checked: CheckedMessage, now_ms: int) -> None:
-        message = checked.message
-        retention = message.retention_seconds
-        ttl_ms = retention * 1000 + _TTL_GRACE_MS if retention else None
-        created_at, visible_at = message.times(now_ms)
-        assert checked.payload_value is not None
-        rows.put(encode_payload_key(message_id), checked.payload_value, ttl_ms=ttl_ms)
-        rows.put(
-            encode_metadata_log_key(message_id & 0xFFFF_FFFF),
-            encode_message_metadata(
-                message_id,
-                created_at,
-                now_ms,
-                visible_at,
-                retention,
-                len(checked.headers),
-                checked.encoded_headers,
-            ),
-            ttl_ms=ttl_ms,
-        )
-        if checked.blob is not None:
-            rows.put(
-                BlobReferenceKey(blob_id=checked.blob.blob_id).encode(),
-                BlobReference(message_id=message_id).encode(),
-                ttl_ms=ttl_ms,
-            )
+        put_message(rows, message_id, checked, now_ms, self._ttl_grace_ms)
         if checked.key is not None:
             window_ms = self._options.idempotency_window_seconds * 1000
             rows.put(
                 record_key(checked.key),
                 IdempotencyRecord(message_id=message_id, expires_at=now_ms + window_ms).encode(),
-                ttl_ms=window_ms + _TTL_GRACE_MS,
+                ttl_ms=window_ms + self._ttl_grace_ms,
             )
 
     def _check(self, messages: Sequence[NewMessage]) -> list[CheckedMessage]:
@@ -293,12 +331,14 @@ class MessageShard:
             )
         checked = []
         size_bytes = 0
+        inline_bytes = self._options.inline_bytes
         for index, message in enumerate(messages):
             try:
-                checked.append(_check(message, self._options.inline_bytes))
+                one = check_message(message, inline_bytes)
             except (EncodingError, InvalidInputError) as error:
                 raise InvalidInputError(f"message {index}: {error}") from error
-            size_bytes += checked[-1].size_bytes
+            checked.append(one)
+            size_bytes += one.size_bytes
         if size_bytes > MAX_BYTES_AT_ONCE:
             raise InvalidInputError(
                 f"{size_bytes} bytes are over the limit of {MAX_BYTES_AT_ONCE} in one call; "
@@ -307,45 +347,51 @@ class MessageShard:
         return checked
 
 
-def _check(message: NewMessage, inline_bytes: int) -> CheckedMessage:
+def check_message(message: NewMessage, inline_bytes: int) -> CheckedMessage:
     """Encode what can be encoded without an id; refuse what can't be stored."""
-    if not isinstance(message, NewMessage):
+    if message.__class__ is not NewMessage and not isinstance(message, NewMessage):
         raise InvalidInputError(f"is a {type(message).__name__}, not a NewMessage")
-    if not isinstance(message.headers, Mapping):
-        raise InvalidInputError(f"headers are a {type(message.headers).__name__}, not a mapping")
-    checked = CheckedMessage(message, _payload_value(message, inline_bytes))
+    headers = message.headers
+    if headers.__class__ is not dict and not isinstance(headers, Mapping):
+        raise InvalidInputError(f"headers are a {type(headers).__name__}, not a mapping")
+    uri_value = None
+    if message.payload_uri is not None:
+        uri_value = _uri_value(message)
+    elif message.payload.__class__ is not bytes or len(message.payload) > MAX_PAYLOAD_BYTES:
+        _check_payload(message.payload)
+    checked = CheckedMessage(message, inline_bytes)
+    checked.uri_value = uri_value
     delay_ms, visible_at_ms = message.delay_ms, message.visible_at_ms
     if delay_ms is not None:
         if visible_at_ms is not None:
             raise InvalidInputError("delay_ms and visible_at_ms exclude each other")
-        _check_integer("delay_ms", delay_ms, 0, MAX_TIME_MS // 2)
+        check_integer("delay_ms", delay_ms, 0, MAX_TIME_MS // 2)
     elif visible_at_ms is not None:
-        _check_integer("visible_at_ms", visible_at_ms, -MAX_TIME_MS, MAX_TIME_MS)
+        check_integer("visible_at_ms", visible_at_ms, -MAX_TIME_MS, MAX_TIME_MS)
     if message.created_at_ms is not None:
-        _check_integer("created_at_ms", message.created_at_ms, -MAX_TIME_MS, MAX_TIME_MS)
-    if message.retention_seconds != 0 or not isinstance(message.retention_seconds, int):
-        _check_integer("retention_seconds", message.retention_seconds, 0, MAX_RETENTION_SECONDS)
+        check_integer("created_at_ms", message.created_at_ms, -MAX_TIME_MS, MAX_TIME_MS)
+    retention = message.retention_seconds
+    if retention.__class__ is not int or retention:
+        check_integer("retention_seconds", retention, 0, MAX_RETENTION_SECONDS)
     if message.idempotency_key is not None:
         checked.key = _scoped_key(message, message.idempotency_key)
     return checked
 
 
-def _payload_value(message: NewMessage, inline_bytes: int) -> bytes | None:
-    """The encoded payload; none if it is to become a blob."""
-    payload = message.payload
-    if message.payload_uri is None:
-        if not isinstance(payload, bytes):
-            kind = type(payload).__name__
-            raise InvalidInputError(f"payload is {kind}, not bytes, and there is no payload_uri")
-        if len(payload) <= inline_bytes:
-            return encode_inline_payload(payload)
-        if len(payload) > MAX_PAYLOAD_BYTES:
-            raise InvalidInputError(
-                f"payload has {len(payload)} bytes, over the limit of {MAX_PAYLOAD_BYTES}; "
-                "store it yourself and publish its payload_uri"
-            )
-        return None
-    if payload is not None:
+def _check_payload(payload: bytes | None) -> None:
+    if not isinstance(payload, bytes):
+        kind = type(payload).__name__
+        raise InvalidInputError(f"payload is {kind}, not bytes, and there is no payload_uri")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise InvalidInputError(
+            f"payload has {len(payload)} bytes, over the limit of {MAX_PAYLOAD_BYTES}; "
+            "store it yourself and publish its payload_uri"
+        )
+
+
+def _uri_value(message: NewMessage) -> bytes:
+    assert message.payload_uri is not None
+    if message.payload is not None:
         raise InvalidInputError("payload and payload_uri exclude each other")
     value = UriPayload(uri=message.payload_uri).encode()
     if not is_user_uri(message.payload_uri):
@@ -353,9 +399,14 @@ def _payload_value(message: NewMessage, inline_bytes: int) -> bytes | None:
     return value
 
 
-def _check_integer(name: str, value: int, least: int, most: int) -> None:
-    if not isinstance(value, int) or not least <= value <= most:
-        raise InvalidInputError(f"{name} is {value!r}, not an integer within {least} to {most}")
+def _request_key(messages: Sequence[NewMessage], key: str) -> Scoped:
+    """The key of a publish of many, which is only repeated by one of as many messages.
+
+    Its record knows the first id alone: whoever came with more messages under the same key would
+    be told ids that are not theirs.
+    """
+    namespace, given = _scoped_key(messages[0], key)
+    return namespace, f"{given}/{len(messages)}"
 
 
 def _scoped_key(message: NewMessage, key: str) -> Scoped:
@@ -399,28 +450,3 @@ def _with_repeats(
             by_key[message.key] = next(fresh)
         result.append(by_key[message.key])
     return result
-
-
-def _unless_expired(message: StoredMessage | None, now_ms: int) -> StoredMessage | None:
-    if message is None or not message.retention_seconds:
-        return message
-    deadline = message.received_at_ms + message.retention_seconds * 1000
-    return None if now_ms > deadline else message
-
-
-def _stored(
-    metadata: MessageMetadata | None, payload: bytes | UriPayload | None
-) -> StoredMessage | None:
-    if metadata is None or payload is None:
-        return None
-    uri = payload.uri if isinstance(payload, UriPayload) else None
-    return StoredMessage(
-        message_id=metadata.message_id,
-        payload=None if isinstance(payload, UriPayload) else payload,
-        payload_uri=uri,
-        headers=metadata.headers,
-        created_at_ms=metadata.created_at,
-        received_at_ms=metadata.received_at,
-        visible_at_ms=metadata.visible_at,
-        retention_seconds=metadata.retention_seconds,
-    )

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+import itertools
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Final, Generic, Protocol, TypeVar
 
 from odq_encodings import (
     ActiveMessages,
     ActiveMessagesKey,
+    Attempts,
+    AttemptsKey,
     BacklogEntry,
     BacklogKey,
+    DoneMessage,
     DoneMessages,
     DoneMessagesKey,
     FailedMessages,
@@ -23,27 +31,41 @@ from odq_encodings import (
     QueueCountersKey,
     QueueOptionsKey,
     RecordType,
+    Replay,
+    ReplayKey,
+    RetentionFloor,
+    RetentionFloorKey,
     ScheduleEntry,
     ScheduleKey,
     SealedDoneKey,
     SealedFailedKey,
     encode_due,
 )
-from opendata_queue.committer import GroupCommitter
+from opendata_queue.errors import QueueNotFoundError
 from opendata_queue.filters import Filter
-from opendata_queue.queue_options import QueueOptions
-from opendata_queue.queue_state import QueueState, Waiting
-from opendata_queue.store import Database, Rows
+from opendata_queue.interface import QueueInfo, QueueStats
+from opendata_queue.lanes import LAST_ID, Past, in_turns, lane_end, lane_of
+from opendata_queue.queue_options import FOR_EVER_MS, QueueOptions
+from opendata_queue.queue_state import QueueState, Waiting, new_tuple
+from opendata_queue.store import DatabaseReads, Rows
 
-LAST_ID: Final = (1 << 64) - 1
+_LANES_AT_ONCE: Final = 16
 LAST_TIME_MS: Final = (1 << 63) - 1
 DUE_AT_ONCE: Final = 500
+FIRST: Final = (-1, -1)
+"""Comes before every place in the backlog or in the schedule."""
 
 _pack_backlog_suffix = BacklogKey.suffix.struct.pack
+_unpack_backlog_suffixes = BacklogKey.suffix.struct.iter_unpack
+_unpack_backlog = BacklogEntry.layout.struct.iter_unpack
+_BACKLOG_BYTES: Final = BacklogEntry.layout.struct.size
 _pack_backlog = BacklogEntry.layout.struct.pack
 _pack_schedule = ScheduleEntry.layout.struct.pack
 
 Key = TypeVar("Key")
+# The records of done or failed messages, and of active ones, that hold none.
+_NO_MESSAGES: Final = (bytes(2), bytes(4))
+
 T = TypeVar("T")
 
 
@@ -54,18 +76,25 @@ class Overlay(Generic[Key]):
     durable by then is kept here, to be laid over what the scan returns.
     """
 
-    __slots__ = ("_changes", "_floor")
+    __slots__ = ("_by_batch", "_floor")
 
     def __init__(self) -> None:
-        self._changes: dict[Key, tuple[Waiting | None, int]] = {}
+        self._by_batch: dict[int, dict[Key, Waiting | None]] = {}
         self._floor: int | None = None
 
     def __len__(self) -> int:
-        return len(self._changes)
+        return sum(map(len, self._by_batch.values()))
 
     def note(self, key: Key, message: Waiting | None, batch: int) -> None:
-        self._changes.pop(key, None)  # so that the order of the dictionary is that of batches
-        self._changes[key] = message, batch
+        """A row is changed in a batch, the one that gathers: batches come in their order."""
+        changes = self._by_batch.get(batch)
+        if changes is None:
+            changes = self._by_batch[batch] = {}
+        changes[key] = message
+
+    def note_gone(self, keys: Iterable[Key], batch: int) -> None:
+        """Rows are deleted in a batch."""
+        self._by_batch.setdefault(batch, {}).update(dict.fromkeys(keys))
 
     def hold(self, durable_batch: int) -> None:
         """A scan begins: keep what was not durable yet, however long the scan takes."""
@@ -77,21 +106,30 @@ class Overlay(Generic[Key]):
     def prune(self, durable_batch: int) -> None:
         """Drop what every later scan will see."""
         limit = durable_batch if self._floor is None else min(durable_batch, self._floor)
-        while self._changes:
-            key = next(iter(self._changes))
-            if self._changes[key][1] > limit:
-                return
-            del self._changes[key]
+        for batch in [number for number in self._by_batch if number <= limit]:
+            del self._by_batch[batch]
 
     def over(self, scanned: dict[Key, Waiting]) -> list[Waiting]:
         """What the rows are, given what a scan said they were."""
-        merged = dict(scanned)
-        for key, (message, _) in self._changes.items():
-            if message is None:
-                merged.pop(key, None)
-            else:
-                merged[key] = message
+        merged = dict(scanned) if self._by_batch else scanned
+        for changes in self._by_batch.values():
+            for key, message in changes.items():
+                if message is None:
+                    merged.pop(key, None)
+                else:
+                    merged[key] = message
         return list(merged.values())
+
+
+class Commits(Protocol):
+    """Where the rows of a queue go, and how many batches of them are durable."""
+
+    durable_batch: int
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def rows(self) -> Rows: ...
 
 
 class StoredQueue:
@@ -103,8 +141,8 @@ class StoredQueue:
         filter: Filter,
         options: QueueOptions,
         created_at_ms: int,
-        database: Database,
-        committer: GroupCommitter,
+        database: DatabaseReads,
+        committer: Commits,
         mark_changed: Callable[[StoredQueue], None],
     ) -> None:
         self.name = name
@@ -123,9 +161,21 @@ class StoredQueue:
         self._counters_key = QueueCountersKey(queue_id=self.queue_id).encode()
         self._backlog_overlay: Overlay[tuple[int, int]] = Overlay()
         self._schedule_overlay: Overlay[tuple[int, int]] = Overlay()
-        self._waiters: dict[asyncio.Future[None], None] = {}
+        # Those who wait, by their tickets; those who were woken in vain come before all others.
+        self._waiters: OrderedDict[int, asyncio.Future[None]] = OrderedDict()
+        self._waiting_again: dict[int, asyncio.Future[None]] = {}
+        self._tickets = itertools.count()
+        self._woken_up_to = -1
+        self.refilling = False
+        self.reading_ahead = False
+        """Whether whoever holds ``reading`` only reads behind the front, which may be taken."""
+        self.announced: frozenset[int] = frozenset()
+        """Messages of which it was said last that they will be claimed soon."""
         self.reading = asyncio.Lock()
         """Held by whoever moves messages out of the indexes."""
+        self.deleted = False
+        self.replays: dict[int, Replay] = {}
+        """By shard, how far its log has been replayed, where the queue began in the past."""
         self.state = QueueState(options.rules(), self)
 
     def load(self, values: dict[RecordType, bytes]) -> None:
@@ -133,7 +183,9 @@ class StoredQueue:
 
         def decoded(kind: RecordType, decode: Callable[[bytes], T]) -> T | None:
             value = values.get(kind)
-            return None if value is None else self._database.decode(decode, kind.prefix, value)
+            if value is None or value in _NO_MESSAGES:
+                return None
+            return self._database.decode(decode, kind.prefix + self._active_key[2:], value)
 
         self.state = QueueState(
             self.options.rules(),
@@ -143,6 +195,33 @@ class StoredQueue:
             failed=decoded(RecordType.FAILED_MESSAGES, FailedMessages.decode),
             counters=decoded(RecordType.QUEUE_COUNTERS, QueueCounters.decode),
         )
+
+    def stats(self) -> QueueStats:
+        """How many messages are where, without the age of the oldest."""
+        state = self.state
+        return QueueStats(
+            available=state.available,
+            delayed=state.scheduled,
+            in_flight=state.in_flight,
+            done=state.done,
+            failed=state.failed,
+            expired=state.expired,
+            replaying=sum(r.end_sequence - r.next_sequence for r in self.replays.values()),
+        )
+
+    def info(self) -> QueueInfo:
+        """What it was told."""
+        return QueueInfo(
+            name=self.name,
+            filter=self.filter.text,
+            options=self.options,
+            created_at_ms=self.created_at_ms,
+        )
+
+    def check(self) -> None:
+        """Raise if it was deleted. To be asked after awaiting, before anything is changed."""
+        if self.deleted:
+            raise QueueNotFoundError(f"there is no queue {self.name!r} any more: it was deleted")
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -156,8 +235,18 @@ class StoredQueue:
         rows.put(QueueConfigKey(queue_id=self.queue_id).encode(), config.encode())
         rows.put(
             QueueOptionsKey(queue_id=self.queue_id).encode(),
-            self.options.encode(self.created_at_ms),
+            self.options.encode(self.created_at_ms, being_deleted=self.deleted),
         )
+
+    def put_replay(self, shard: int, replay: Replay) -> None:
+        """The row that says how far a replay has come; it goes when the replay is finished."""
+        key = ReplayKey(queue_id=self.queue_id, shard=shard).encode()
+        if replay.next_sequence < replay.end_sequence:
+            self.replays[shard] = replay
+            self._committer.rows.put(key, replay.encode())
+        else:
+            self.replays.pop(shard, None)
+            self._committer.rows.delete(key)
 
     def put_state(self, rows: Rows, *, everything: bool = False) -> None:
         """The rows of the state that have changed; encoded once for all changes of a commit."""
@@ -170,6 +259,7 @@ class StoredQueue:
 
     def changed(self) -> None:
         """Say that the state has changed, after a transition and before anything is awaited."""
+        self.check()
         self._mark_changed(self)
 
     def batch_is_durable(self) -> None:
@@ -183,10 +273,12 @@ class StoredQueue:
         self._committer.rows.put(key, value)
         self._backlog_overlay.note(message[:2], message, self._committer.batch)
 
-    def delete_backlog(self, message: Waiting) -> None:
-        key = self._backlog_prefix + _pack_backlog_suffix(message.priority, message.message_id)
-        self._committer.rows.delete(key)
-        self._backlog_overlay.note(message[:2], None, self._committer.batch)
+    def delete_backlog(self, messages: Sequence[Waiting]) -> None:
+        prefix, places = self._backlog_prefix, [message[:2] for message in messages]
+        self._committer.rows.delete_each(
+            [prefix + _pack_backlog_suffix(priority, one) for priority, one in places]
+        )
+        self._backlog_overlay.note_gone(places, self._committer.batch)
 
     def put_schedule(self, message: Waiting) -> None:
         key = self._schedule_prefix + encode_due(message.visible_at, message.message_id)
@@ -213,6 +305,27 @@ class StoredQueue:
             SealedFailedKey(queue_id=self.queue_id, bucket=bucket).encode(), value
         )
 
+    def rewrite_done(self, bucket: int, entries: Iterable[bytes]) -> None:
+        """Replace what a sealed bucket of done messages holds; an empty one is deleted."""
+        key = SealedDoneKey(queue_id=self.queue_id, bucket=bucket).encode()
+        if left := list(entries):
+            self._committer.rows.put(key, DoneMessages.join(left))
+        else:
+            self._committer.rows.delete(key)
+
+    def put_floor(self, floor: RetentionFloor) -> None:
+        """Where the sealed buckets begin."""
+        key = RetentionFloorKey(queue_id=self.queue_id).encode()
+        self._committer.rows.put(key, floor.encode())
+
+    def rewrite_failed(self, bucket: int, entries: dict[int, bytes]) -> None:
+        """Replace what a sealed bucket of failed messages holds; an empty one is deleted."""
+        key = SealedFailedKey(queue_id=self.queue_id, bucket=bucket).encode()
+        if entries:
+            self._committer.rows.put(key, FailedMessages.join(entries.values()))
+        else:
+            self._committer.rows.delete(key)
+
     def put_failure(self, message_id: int, failure: Failure) -> None:
         key = FailureKey(queue_id=self.queue_id, message_id=message_id).encode()
         self._committer.rows.put(key, failure.encode())
@@ -223,8 +336,14 @@ class StoredQueue:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    async def first_of_backlog(self, count: int) -> list[Waiting]:
-        """The first ``count`` messages behind the window, in order. Hold ``reading``."""
+    async def first_of_backlog(
+        self, count: int, after: tuple[int, int] = FIRST, *, past: Past | None = None
+    ) -> list[Waiting]:
+        """The first ``count`` messages behind the window, in order. Hold ``reading``.
+
+        Only those that come after a priority and an id, and those that are in the past, if these
+        are given.
+        """
         overlay = self._backlog_overlay
         overlay.hold(self._committer.durable_batch)
         try:
@@ -232,16 +351,219 @@ class StoredQueue:
             for priority, from_id, _ in self.state.backlog.ranges():
                 if len(scanned) >= count + len(overlay):
                     break
+                if priority < after[0]:
+                    continue
+                if priority == after[0]:
+                    from_id = max(from_id, after[1] + 1)
                 limit = count + len(overlay) - len(scanned)
                 start = self._backlog_prefix + _pack_backlog_suffix(priority, from_id)
-                end = self._backlog_prefix + _pack_backlog_suffix(priority, LAST_ID) + b"\x00"
+                lane = lane_of(from_id)
+                behind = lane_end(lane) if past is None else past.end_of(lane)
+                end = self._backlog_prefix + _pack_backlog_suffix(priority, behind)
                 async for chunk in self._database.scan(start, end, limit=limit):
-                    for key, value in chunk:
-                        message = self._backlog_message(key, value)
-                        scanned[message[:2]] = message
-            return sorted(overlay.over(scanned))[:count]
+                    scanned |= self._backlog_messages(chunk)
+            rows = overlay.over(scanned)
+            if past is not None:
+                rows = [m for m in rows if m.message_id in past]
+            rows.sort()
+            first = bisect_left(rows, (after[0], after[1] + 1))
+            return rows[first : first + count]
         finally:
             overlay.let_go()
+
+    async def backlog_in_turns(self, count: int) -> list[Waiting]:
+        """The first messages behind the window, lanes of equal priority in turns. Hold ``reading``.
+
+        Of each lane a beginning, and of a worse priority nothing unless all of a better one is
+        there. So there may be fewer than ``count``.
+        """
+        overlay = self._backlog_overlay
+        overlay.hold(self._committer.durable_batch)
+        try:
+            ranges = self.state.backlog.ranges()
+            scanned: dict[tuple[int, int], Waiting] = {}
+            shares: dict[tuple[int, int], int] = {}
+            cut: set[int] = set()
+            for priority, together in groupby(ranges, key=itemgetter(0)):
+                starts = {lane_of(start): start for _, start, _ in together}
+                order = in_turns({lane: [lane] for lane in starts}, self.state.last_turn)
+                share = max(1, count // min(len(order), _LANES_AT_ONCE))
+                if len(order) > _LANES_AT_ONCE:
+                    cut.add(priority)
+                for lane in order[:_LANES_AT_ONCE]:
+                    limit = share + len(overlay)
+                    rows = await self._scan_lane(priority, starts[lane], limit)
+                    scanned |= rows
+                    shares[priority, lane] = share
+                    if len(rows) == limit:
+                        cut.add(priority)
+                if priority in cut or len(scanned) >= count + len(overlay):
+                    break
+            # Nothing is awaited from here on. What has come in meanwhile is in the overlay, of
+            # lanes and priorities too that were empty before.
+            unread = {(p, lane_of(start)) for p, start, _ in ranges} - shares.keys()
+            return self._in_turns(overlay.over(scanned), shares, unread, cut)[:count]
+        finally:
+            overlay.let_go()
+
+    def _in_turns(
+        self,
+        messages: Iterable[Waiting],
+        shares: Mapping[tuple[int, int], int],
+        unread: Collection[tuple[int, int]],
+        cut: Collection[int],
+    ) -> list[Waiting]:
+        """What the backlog begins with, given the beginnings of its lanes.
+
+        ``unread`` are lanes that were there and not read. Of the priorities in ``cut`` not
+        everything was.
+        """
+        lanes: dict[tuple[int, int], list[Waiting]] = {}
+        for message in sorted(messages):
+            lane = message.priority, lane_of(message.message_id)
+            if lane not in unread:
+                lanes.setdefault(lane, []).append(message)
+        found: list[Waiting] = []
+        last = min([*cut, *(priority for priority, _ in unread)], default=None)
+        for priority, together in groupby(sorted(lanes), key=itemgetter(0)):
+            if last is not None and priority > last:
+                break
+            shared = {
+                lane: lanes[priority, lane][: shares.get((priority, lane))] for _, lane in together
+            }
+            found += in_turns(shared, self.state.last_turn)
+            if any(len(lanes[priority, lane]) > len(some) for lane, some in shared.items()):
+                break
+        return found
+
+    async def _scan_lane(
+        self, priority: int, from_id: int, limit: int
+    ) -> dict[tuple[int, int], Waiting]:
+        start = self._backlog_prefix + _pack_backlog_suffix(priority, from_id)
+        end = self._backlog_prefix + _pack_backlog_suffix(priority, lane_end(lane_of(from_id)))
+        scanned: dict[tuple[int, int], Waiting] = {}
+        async for chunk in self._database.scan(start, end, limit=limit):
+            scanned |= self._backlog_messages(chunk)
+        return scanned
+
+    async def find_in_backlog(self, message_id: int) -> Waiting | None:
+        """A message if it is in the backlog, by one read for each priority. Hold ``reading``."""
+        overlay = self._backlog_overlay
+        overlay.hold(self._committer.durable_batch)
+        try:
+            priorities = [
+                p
+                for p, from_id, _ in self.state.backlog.ranges()
+                if from_id <= message_id and lane_of(from_id) == lane_of(message_id)
+            ]
+            keys = [self._backlog_prefix + _pack_backlog_suffix(p, message_id) for p in priorities]
+            values = await self._database.get_many(keys)
+            scanned = self._backlog_messages(
+                [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+            )
+            return _with_id(message_id, overlay.over(scanned))
+        finally:
+            overlay.let_go()
+
+    async def schedule_after(self, after: tuple[int, int], count: int) -> list[Waiting]:
+        """Scheduled messages that come after a time and an id, in order. Hold ``reading``."""
+        if not self.state.scheduled:
+            return []
+        overlay = self._schedule_overlay
+        overlay.hold(self._committer.durable_batch)
+        try:
+            start = self._schedule_prefix + encode_due(self.state.scheduled_from)
+            start = max(start, self._schedule_prefix + encode_due(after[0], after[1] + 1))
+            end = self._schedule_prefix + encode_due(LAST_TIME_MS, LAST_ID)
+            scanned: dict[tuple[int, int], Waiting] = {}
+            async for chunk in self._database.scan(start, end, limit=count + len(overlay)):
+                for key, value in chunk:
+                    message = self._scheduled_message(key, value)
+                    scanned[_due_order(message)] = message
+            rows = (m for m in overlay.over(scanned) if _due_order(m) > after)
+            return sorted(rows, key=_due_order)[:count]
+        finally:
+            overlay.let_go()
+
+    async def find_in_schedule(self, visible_at: int, message_id: int) -> Waiting | None:
+        """A message if it is scheduled for that time, or has just been. Hold ``reading``."""
+        if not self.state.scheduled:
+            return None
+        overlay = self._schedule_overlay
+        overlay.hold(self._committer.durable_batch)
+        try:
+            key = self._schedule_prefix + encode_due(visible_at, message_id)
+            value = await self._database.get(key)
+            scanned = {}
+            if value is not None:
+                scanned[visible_at, message_id] = self._scheduled_message(key, value)
+            return _with_id(message_id, overlay.over(scanned))
+        finally:
+            overlay.let_go()
+
+    async def sealed_done(self, first: int, behind: int) -> dict[int, bytes]:
+        """Those done buckets from ``first`` up to, not including, ``behind`` that are there."""
+        prefix = SealedDoneKey.prefix(self.queue_id)
+        pack = SealedDoneKey.suffix.struct
+        found = {}
+        async for chunk in self._database.scan(
+            prefix + pack.pack(first), prefix + pack.pack(behind)
+        ):
+            for key, value in chunk:
+                found[pack.unpack(key[len(prefix) :])[0]] = value
+        return found
+
+    async def oldest_done(self, floor: int, count: int) -> list[tuple[int, DoneMessages]]:
+        """The oldest sealed buckets of done messages, none of which is before ``floor``."""
+        found = []
+        async for number, key, value in self._oldest(SealedDoneKey, floor, count):
+            found.append((number, self._database.decode(DoneMessages.decode, key, value)))
+        return found
+
+    async def oldest_failed(self, floor: int, count: int) -> list[tuple[int, FailedMessages]]:
+        """The same for failed messages. Hold ``reading``."""
+        found = []
+        async for number, key, value in self._oldest(SealedFailedKey, floor, count):
+            found.append((number, self._database.decode(FailedMessages.decode, key, value)))
+        return found
+
+    async def _oldest(
+        self, kind: type[SealedDoneKey] | type[SealedFailedKey], floor: int, count: int
+    ) -> AsyncIterator[tuple[int, bytes, bytes]]:
+        prefix, pack = kind.prefix(self.queue_id), kind.suffix.struct
+        start, end = prefix + pack.pack(floor), prefix + pack.pack(LAST_ID)
+        async for chunk in self._database.scan(start, end, limit=count):
+            for key, value in chunk:
+                yield pack.unpack(key[len(prefix) :])[0], key, value
+
+    async def backlog_between(self, first_id: int, last_id: int) -> list[Waiting]:
+        """The messages of the backlog with these ids, of all priorities. Hold ``reading``."""
+        overlay = self._backlog_overlay
+        overlay.hold(self._committer.durable_batch)
+        try:
+            scanned: dict[tuple[int, int], Waiting] = {}
+            for priority, from_id, _ in self.state.backlog.ranges():
+                if from_id > last_id:
+                    continue
+                start = self._backlog_prefix + _pack_backlog_suffix(
+                    priority, max(first_id, from_id)
+                )
+                end = self._backlog_prefix + _pack_backlog_suffix(priority, last_id) + b"\x00"
+                async for chunk in self._database.scan(start, end, limit=last_id - first_id + 1):
+                    scanned |= self._backlog_messages(chunk)
+            return [m for m in overlay.over(scanned) if first_id <= m.message_id <= last_id]
+        finally:
+            overlay.let_go()
+
+    async def sealed_done_at(self, bucket: int) -> bytes | None:
+        key = SealedDoneKey(queue_id=self.queue_id, bucket=bucket).encode()
+        return await self._database.get(key)
+
+    def decode_done(self, value: bytes) -> tuple[DoneMessage, ...]:
+        return self._database.decode(DoneMessages.decode, self._done_key, value).messages
+
+    def decode_done_entry(self, value: bytes) -> DoneMessage:
+        return self._database.decode(DoneMessage.decode, self._done_key, value)
 
     async def first_of_schedule(self, now: int) -> tuple[list[Waiting], int]:
         """Scheduled messages that are due, some hundred at most, and when the next one is.
@@ -266,11 +588,22 @@ class StoredQueue:
         later = rows[len(due) : len(due) + 1]
         return due, later[0].visible_at if later else LAST_TIME_MS
 
-    def _backlog_message(self, key: bytes, value: bytes) -> Waiting:
-        row = self._database.decode(BacklogEntry.decode, key, value)
-        suffix = key[len(self._backlog_prefix) :]
-        priority, message_id = BacklogKey.suffix.struct.unpack(suffix)
-        return Waiting(priority, message_id, row.visible_at, row.retention_deadline, row.attempts)
+    def _backlog_messages(
+        self, rows: Iterable[tuple[bytes, bytes]]
+    ) -> dict[tuple[int, int], Waiting]:
+        """Rows of the backlog, by priority and id."""
+        rows = list(rows)
+        for key, value in rows:
+            if len(value) != _BACKLOG_BYTES:
+                self._database.decode(BacklogEntry.decode, key, value)  # says what is wrong
+        # All in two calls: for each of them it took three times as long.
+        suffix_at = len(self._backlog_prefix)
+        places = _unpack_backlog_suffixes(b"".join([key[suffix_at:] for key, _ in rows]))
+        values = _unpack_backlog(b"".join([value for _, value in rows]))
+        return {
+            place: new_tuple(Waiting, place + value)
+            for place, value in zip(places, values, strict=True)
+        }
 
     def _scheduled_message(self, key: bytes, value: bytes) -> Waiting:
         row = self._database.decode(ScheduleEntry.decode, key, value)
@@ -279,55 +612,120 @@ class StoredQueue:
             row.priority, due.message_id, due.visible_at, row.retention_deadline, row.attempts
         )
 
-    async def failures(self, after_id: int = -1, *, limit: int) -> list[tuple[int, Failure]]:
-        """Failed messages by ascending id."""
+    async def failures(
+        self, after_id: int = -1, *, limit: int, since: int = FOR_EVER_MS
+    ) -> list[tuple[int, Failure]]:
+        """Failed messages by ascending id, those left out that failed before a time."""
         prefix = FailureKey.prefix(self.queue_id)
-        start = prefix + FailureKey.suffix.struct.pack(after_id + 1)
         end = prefix + FailureKey.suffix.struct.pack(LAST_ID) + b"\x00"
-        found = []
-        async for chunk in self._database.scan(start, end, limit=limit):
-            for key, value in chunk:
-                (message_id,) = FailureKey.suffix.struct.unpack(key[len(prefix) :])
-                found.append((message_id, self._database.decode(Failure.decode, key, value)))
+        found: list[tuple[int, Failure]] = []
+        while len(found) < limit:
+            start = prefix + FailureKey.suffix.struct.pack(after_id + 1)
+            wanted, seen = limit - len(found), 0
+            async for chunk in self._database.scan(start, end, limit=wanted):
+                for key, value in chunk:
+                    seen += 1
+                    (after_id,) = FailureKey.suffix.struct.unpack(key[len(prefix) :])
+                    failure = self._database.decode(Failure.decode, key, value)
+                    if failure.failed_at >= since:
+                        found.append((after_id, failure))
+            if seen < wanted:
+                break
         return found
 
-    async def failure(self, message_id: int) -> Failure | None:
-        key = FailureKey(queue_id=self.queue_id, message_id=message_id).encode()
-        value = await self._database.get(key)
-        return None if value is None else self._database.decode(Failure.decode, key, value)
+    async def failures_of(
+        self, message_ids: Iterable[int], *, since: int = FOR_EVER_MS
+    ) -> dict[int, Failure]:
+        """Those of the messages that have failed, and not before a time."""
+
+        def key_of(message_id: int) -> bytes:
+            return FailureKey(queue_id=self.queue_id, message_id=message_id).encode()
+
+        values = await self._database.get_by_id(message_ids, key_of)
+        found = {
+            one: self._database.decode(Failure.decode, key_of(one), value)
+            for one, value in values.items()
+        }
+        return {one: failure for one, failure in found.items() if failure.failed_at >= since}
+
+    async def sealed_failed(self, buckets: set[int]) -> dict[int, dict[int, bytes]]:
+        """The entries of sealed buckets of failed messages, by message, of those that are there."""
+        ordered = sorted(buckets)
+        keys = [SealedFailedKey(queue_id=self.queue_id, bucket=one).encode() for one in ordered]
+        found = {}
+        for number, key, value in zip(
+            ordered, keys, await self._database.get_many(keys), strict=True
+        ):
+            if value is not None:
+                bucket = self._database.decode(FailedMessages.decode, key, value)
+                found[number] = {m.message_id: m.encode() for m in bucket.messages}
+        return found
 
     # --- waiting consumers ------------------------------------------------------------------------
 
-    async def wait(self, seconds: float) -> None:
-        """Wait until there may be something to claim; first come, first served."""
+    def draw_ticket(self) -> int:
+        """A place in the line of those who wait."""
+        return next(self._tickets)
+
+    async def wait(self, patience: asyncio.Future[None], ticket: int) -> None:
+        """Wait until there may be something to claim, or ``patience`` is over.
+
+        First come, first served: whoever finds nothing and waits again keeps its place.
+        """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[turn] = None
+        line = self._waiters if ticket > self._woken_up_to else self._waiting_again
+        line[ticket] = turn
         try:
-            async with asyncio.timeout(seconds):
-                await turn
-        except TimeoutError:
-            return
+            await asyncio.wait((turn, patience), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was our turn: let the next one have it
+            if turn.done():  # it was our turn: let the next one have it
                 self.wake()
             raise
         finally:
-            self._waiters.pop(turn, None)
+            line.pop(ticket, None)
 
     def wake(self) -> None:
         """Wake as many of those who wait as there are messages for."""
         self._wake(self.state.promised)
 
     def wake_all(self) -> None:
-        self._wake(len(self._waiters))
+        self._wake(len(self._waiters) + len(self._waiting_again))
 
     def _wake(self, count: int) -> None:
-        while self._waiters and count > 0:
-            turn = next(iter(self._waiters))
-            del self._waiters[turn]
+        for _ in range(count):
+            if self._waiting_again:
+                turn = self._waiting_again.pop(min(self._waiting_again))
+            elif self._waiters:
+                self._woken_up_to, turn = self._waiters.popitem(last=False)
+            else:
+                return
             if not turn.done():
                 turn.set_result(None)
-                count -= 1
+
+
+async def failures_in(
+    database: DatabaseReads, queues: Sequence[StoredQueue], message_id: int
+) -> list[Failure | None]:
+    """How one message has failed in each of some queues."""
+    keys = [FailureKey(queue_id=one.queue_id, message_id=message_id).encode() for one in queues]
+    values = await database.get_many(keys)
+    return [
+        None if value is None else database.decode(Failure.decode, key, value)
+        for key, value in zip(keys, values, strict=True)
+    ]
+
+
+async def consumers_of(database: DatabaseReads, message_id: int) -> tuple[str, ...]:
+    """Who has claimed a message, in all queues."""
+    key = AttemptsKey(message_id=message_id).encode()
+    value = await database.get(key)
+    if value is None:
+        return ()
+    return database.decode(Attempts.decode, key, value).consumer_ids
+
+
+def _with_id(message_id: int, messages: Iterable[Waiting]) -> Waiting | None:
+    return next((message for message in messages if message.message_id == message_id), None)
 
 
 def _due_order(message: Waiting) -> tuple[int, int]:

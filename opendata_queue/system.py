@@ -65,6 +65,12 @@ async def open_root(objects: Objects, clock: Clock) -> SystemDescriptor:
     return _parse(found, f"{objects.location}/{_PATH}")
 
 
+async def read_root(objects: Objects) -> SystemDescriptor | None:
+    """The descriptor of a root; none if there is no root. Nothing is made."""
+    found = await objects.read(_PATH)
+    return None if found is None else _parse(found, f"{objects.location}/{_PATH}")
+
+
 def _parse(data: bytes, name: str) -> SystemDescriptor:
     try:
         content = json.loads(data)

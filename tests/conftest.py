@@ -3,23 +3,70 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from opendata_queue.store import forget_memory_root
 from tests.s3_server import S3Server
 
-settings.register_profile("odq", deadline=None)  # no timing is asserted in tests
-settings.load_profile("odq")
+# No timing is asserted in tests, and every run of one tree tries the same examples: what fails was
+# broken by the change. ``make explore`` tries others.
+settings.register_profile(
+    "odq",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("explore", settings.get_profile("odq"), derandomize=False)
+settings.load_profile(os.environ.get("ODQ_EXAMPLES", "odq"))
 
 BUCKET = "odq-tests"
 _numbers = itertools.count()
 
 NewRoot = Callable[[], str]
+
+# What takes a minute must not begin when all else is done.
+LONG: Final = (
+    "spark/test_sink.py",
+    "engine/test_outages.py",
+    "engine/test_crash.py",
+    "spark/test_source.py",
+    "test_benchmarks.py",
+    "retention/",
+    "test_examples.py",
+    "contract/",
+    "format/test_properties.py",
+    "spark/",
+    "queues/test_queues_model.py",
+    "queues/test_shards_model.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; the order within a file stays."""
+    folder = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(folder).as_posix()
+        return next((n for n, long in enumerate(LONG) if path.startswith(long)), len(LONG))
+
+    items.sort(key=place)
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were() -> Iterator[None]:
+    """Commands that run in this process silence a logger, for their process."""
+    logger = logging.getLogger("opendata_queue.store.batch_writer")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

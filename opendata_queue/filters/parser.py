@@ -57,6 +57,11 @@ _is_bare_name = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*").fullmatch
 _is_number = re.compile(NUMBER_SYNTAX).fullmatch
 _looks_like_number = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?").fullmatch
 
+_PLAIN_TERM: Final = r"([A-Za-z_][A-Za-z0-9_.\-]*) = '([^']*(?:''[^']*)*)'(?!')"
+_plain_terms = re.compile(_PLAIN_TERM).findall
+# So few that no limit of a filter is near.
+_is_plain = re.compile(rf"{_PLAIN_TERM}(?: AND {_PLAIN_TERM}){{0,7}}").fullmatch
+
 _END: Final = "$END"
 # What a set of acceptable terminals means to a person; the first that fits takes its terminals.
 _NAMES: Final = ("NAME", "QUOTED_NAME", PRIORITY_WORD)
@@ -101,6 +106,27 @@ def is_bare_name(name: str) -> bool:
 def parse_rules(text: str) -> tuple[Rule, ...]:
     """The rules that ``text`` says, valid; ``FilterError`` for everything that is no filter."""
     checked_text(text)
+    return plain_rules(text) or grammar_rules(text)
+
+
+def plain_rules(text: str) -> tuple[Rule] | None:
+    """The rule of a text that only asks for equal texts, as most do; none for any other.
+
+    It is what the grammar makes of the same text, in a fraction of the time: whoever opens a root
+    with many queues waits for all their filters.
+    """
+    if not _is_plain(text):
+        return None
+    terms: list[Condition] = []
+    for name, value in _plain_terms(text):
+        if not is_bare_name(name):
+            return None
+        terms.append(Comparison(Header(name), Operator.EQUAL, Text(value.replace("''", "'"))))
+    return (Rule(terms[0] if len(terms) == 1 else And(tuple(terms))),)
+
+
+def grammar_rules(text: str) -> tuple[Rule, ...]:
+    """The rules of any text."""
     builder = _Builder()
     try:
         rules: tuple[Rule, ...] = builder.transform(_lark().parse(text))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from opendata_queue import (
-    System,
+    Engine,
 )
 from opendata_queue.testing import ManualClock
 
@@ -18,12 +18,12 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def system(root: str, clock: ManualClock) -> AsyncIterator[System]:
-    async with await System.open(root, clock=clock) as system:
+async def system(root: str, clock: ManualClock) -> AsyncIterator[Engine]:
+    async with await Engine.open(root, clock=clock) as system:
         yield system
 
 
 @pytest.fixture
-async def memory_system(clock: ManualClock) -> AsyncIterator[System]:
-    async with await System.open("memory:///", clock=clock) as system:
+async def memory_system(clock: ManualClock) -> AsyncIterator[Engine]:
+    async with await Engine.open("memory:///", clock=clock) as system:
         yield system

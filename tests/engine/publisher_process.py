@@ -1,6 +1,6 @@
 """A process that publishes until it is killed, and says what was acknowledged.
 
-    python -m tests.engine.publisher_process URL
+    python -m tests.engine.publisher_process URL [--takeover]
 
 It prints a line ``open`` when it owns the root, and one line ``<id> <seed>`` for each message
 after its publish has returned. A message's payload and headers follow from its seed, so whoever
@@ -14,7 +14,7 @@ import os
 import random
 import sys
 
-from opendata_queue import FencedError, NewMessage, PublishOptions, StoreSettings, System
+from opendata_queue import Engine, FencedError, NewMessage, PublishOptions, StoreSettings
 
 PUBLISHERS = 4
 # Small, so that the few large payloads become blobs and uploads are killed too.
@@ -32,7 +32,7 @@ def message_of(seed: int) -> NewMessage:
     return NewMessage(chance.randbytes(size), headers=headers)
 
 
-async def publish_forever(system: System, chance: random.Random) -> None:
+async def publish_forever(system: Engine, chance: random.Random) -> None:
     while True:
         seeds = [chance.getrandbits(48) for _ in range(chance.choice([1, 1, 2, 10, 100]))]
         ids = await system.publish_many([message_of(seed) for seed in seeds])
@@ -40,8 +40,8 @@ async def publish_forever(system: System, chance: random.Random) -> None:
         os.write(1, "".join(lines).encode())
 
 
-async def main(url: str) -> None:
-    system = await System.open(url, settings=SETTINGS, options=OPTIONS)
+async def main(url: str, *, takeover: bool) -> None:
+    system = await Engine.open(url, settings=SETTINGS, options=OPTIONS, takeover=takeover)
     os.write(1, b"open\n")
     try:
         await asyncio.gather(
@@ -52,4 +52,4 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], takeover="--takeover" in sys.argv))

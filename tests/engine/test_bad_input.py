@@ -6,10 +6,10 @@ import pytest
 
 from opendata_queue import (
     CommitLimits,
+    Engine,
     InvalidInputError,
     NewMessage,
     PublishOptions,
-    System,
 )
 from opendata_queue.shard import MAX_MESSAGES_AT_ONCE
 from tests.engine.log import log_of
@@ -52,7 +52,7 @@ BAD_MESSAGES = {
 
 @pytest.mark.parametrize("name", BAD_MESSAGES)
 async def test_a_message_that_can_not_be_stored_is_refused_and_nothing_is_written(
-    memory_system: System, name: str
+    memory_system: Engine, name: str
 ) -> None:
     bad, complaint = BAD_MESSAGES[name]
 
@@ -62,28 +62,28 @@ async def test_a_message_that_can_not_be_stored_is_refused_and_nothing_is_writte
     assert await log_of(memory_system) == []
 
 
-async def test_too_many_messages_at_once_are_refused(memory_system: System) -> None:
+async def test_too_many_messages_at_once_are_refused(memory_system: Engine) -> None:
     with pytest.raises(InvalidInputError, match="10001 messages are over the limit of 10000"):
         await memory_system.publish_many([NewMessage(b"x")] * (MAX_MESSAGES_AT_ONCE + 1))
 
 
-async def test_too_many_bytes_at_once_are_refused(memory_system: System) -> None:
+async def test_too_many_bytes_at_once_are_refused(memory_system: Engine) -> None:
     with pytest.raises(InvalidInputError, match="bytes are over the limit of 67108864 in one call"):
         await memory_system.publish_many([NewMessage(bytes(60_000))] * 1_200)
 
 
-async def test_messages_that_are_no_list_are_refused(memory_system: System) -> None:
+async def test_messages_that_are_no_list_are_refused(memory_system: Engine) -> None:
     with pytest.raises(InvalidInputError, match="messages are a generator, not a list"):
         await memory_system.publish_many(NewMessage(b"x") for _ in range(3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("message_id", [-1, 2**63, "1", None])
-async def test_an_id_that_is_none_is_refused(memory_system: System, message_id: int) -> None:
+async def test_an_id_that_is_none_is_refused(memory_system: Engine, message_id: int) -> None:
     with pytest.raises(InvalidInputError, match="message_id is"):
         await memory_system.read(message_id)
 
 
-async def test_a_sequence_before_the_first_is_refused(memory_system: System) -> None:
+async def test_a_sequence_before_the_first_is_refused(memory_system: Engine) -> None:
     with pytest.raises(InvalidInputError, match="from_sequence is -1"):
         memory_system.scan_log(-1)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from opendata_queue import StoredMessage, System
+from opendata_queue import Engine, StoredMessage
 from tests.conftest import NewRoot
 from tests.engine.publisher_process import OPTIONS, SETTINGS, message_of
 
@@ -19,10 +19,10 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @contextmanager
-def publisher(url: str) -> Iterator[subprocess.Popen[str]]:
+def publisher(url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     """A publishing process; killed at the latest when the block ends."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.engine.publisher_process", url],
+        [sys.executable, "-m", "tests.engine.publisher_process", url, *options],
         cwd=REPOSITORY,
         env=os.environ
         | {"PYTHONPATH": os.pathsep.join(str(REPOSITORY / p) for p in (".", "encodings"))},
@@ -44,9 +44,9 @@ def acknowledged(lines: list[str]) -> dict[int, int]:
     return {int(words[0]): int(words[1]) for words in whole if len(words) == 2}
 
 
-def run_and_kill(url: str, acknowledgements: int) -> dict[int, int]:
+def run_and_kill(url: str, acknowledgements: int, *options: str) -> dict[int, int]:
     """Let a process publish, kill it after so many acknowledgements, and return all it gave."""
-    with publisher(url) as process:
+    with publisher(url, *options) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline()]
         assert lines == ["open\n"], "the root did not open by itself"
@@ -57,7 +57,7 @@ def run_and_kill(url: str, acknowledgements: int) -> dict[int, int]:
         return acknowledged(lines)
 
 
-async def check(system: System, expected: dict[int, int]) -> None:
+async def check(system: Engine, expected: dict[int, int]) -> None:
     """Every acknowledged message is there with its exact payload and headers."""
     ids = list(expected)
     for start in range(0, len(ids), 1_000):
@@ -73,7 +73,7 @@ def assert_is(stored: StoredMessage | None, message_id: int, seed: int) -> None:
     assert stored.headers == tuple(original.headers.items())
 
 
-async def check_nothing_is_torn(system: System) -> set[int]:
+async def check_nothing_is_torn(system: Engine) -> set[int]:
     """Every entry of the log has its payload, and no id occurs twice."""
     seen: set[int] = set()
     async for chunk in system.scan_log():
@@ -90,12 +90,12 @@ async def kill_again_and_again(url: str, times: int) -> None:
     chance = random.Random(times)
     expected: dict[int, int] = {}
     for _ in range(times):
-        fresh = run_and_kill(url, acknowledgements=chance.choice([0, 1, 20, 200, 600]))
+        fresh = run_and_kill(url, chance.choice([0, 1, 20, 200, 600]))
         assert not expected.keys() & fresh.keys(), "an id was given out twice"
         expected |= fresh
-        async with await System.open(url, settings=SETTINGS, options=OPTIONS) as system:
+        async with await Engine.open(url, settings=SETTINGS, options=OPTIONS) as system:
             await check(system, fresh)
-    async with await System.open(url, settings=SETTINGS, options=OPTIONS) as system:
+    async with await Engine.open(url, settings=SETTINGS, options=OPTIONS) as system:
         await check(system, expected)
         assert await check_nothing_is_torn(system) >= expected.keys()
     assert len(expected) > times
@@ -115,7 +115,7 @@ async def take_over(url: str) -> None:
         assert first.stdout is not None
         lines = [first.stdout.readline() for _ in range(20)]
 
-        second = run_and_kill(url, acknowledgements=50)
+        second = run_and_kill(url, 50, "--takeover")
 
         lines += first.stdout.readlines()  # ends when the process does
         assert first.wait() == 0
@@ -123,7 +123,7 @@ async def take_over(url: str) -> None:
         by_first = acknowledged(lines)
     assert len(by_first) >= 19
     assert not by_first.keys() & second.keys()
-    async with await System.open(url, settings=SETTINGS, options=OPTIONS) as system:
+    async with await Engine.open(url, settings=SETTINGS, options=OPTIONS) as system:
         await check(system, by_first | second)
         await check_nothing_is_torn(system)
 

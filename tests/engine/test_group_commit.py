@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,10 @@ from odq_encodings import PayloadKey, SeqBlock
 from opendata_queue import (
     ClosedError,
     CommitLimits,
+    Engine,
     FencedError,
     NewMessage,
     PublishOptions,
-    System,
 )
 from opendata_queue.store import Database, Rows
 from opendata_queue.testing import ManualClock
@@ -25,7 +26,7 @@ async def test_callers_that_arrive_during_a_commit_share_the_next_one(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = watch_commits(monkeypatch)
-    async with await System.open(root) as system:
+    async with await Engine.open(root) as system:
         await system.publish(b"reserves the first block of sequences")
         sizes.clear()
 
@@ -39,7 +40,7 @@ async def test_callers_that_arrive_during_a_commit_share_the_next_one(
 async def test_a_commit_takes_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = watch_commits(monkeypatch)
     options = PublishOptions(limits=CommitLimits(batch_rows=10))
-    async with await System.open("memory:///", options=options) as system:
+    async with await Engine.open("memory:///", options=options) as system:
         await asyncio.gather(*(system.publish(b"%d" % n) for n in range(64)))
 
     assert max(sizes) <= 10
@@ -48,7 +49,7 @@ async def test_a_commit_takes_no_more_than_its_limit(monkeypatch: pytest.MonkeyP
 async def test_callers_wait_while_too_much_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     commits = hold_commits(monkeypatch)
     options = PublishOptions(limits=CommitLimits(batch_bytes=10_000))
-    async with await System.open("memory:///", options=options) as system:
+    async with await Engine.open("memory:///", options=options) as system:
         commits.set()
         await system.publish(b"reserves the first block of sequences")
         commits.clear()
@@ -68,7 +69,7 @@ async def test_a_commit_lingers_for_company_until_it_is_full(
 ) -> None:
     sizes = watch_commits(monkeypatch)
     options = PublishOptions(limits=CommitLimits(batch_rows=8, linger_ms=60_000))
-    async with await System.open("memory:///", options=options) as system:
+    async with await Engine.open("memory:///", options=options) as system:
         # The block of sequences does not linger; nobody could keep it company.
         await asyncio.gather(*(system.publish(b"%d" % n) for n in range(4)))
 
@@ -78,10 +79,10 @@ async def test_a_commit_lingers_for_company_until_it_is_full(
 async def test_whatever_kills_the_committer_nobody_waits_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def broken(_: Database, rows: Rows) -> None:
+    async def broken(_: Database, rows: Rows, **options: Any) -> None:
         raise MemoryError("no room")
 
-    system = await System.open("memory:///")
+    system = await Engine.open("memory:///")
     monkeypatch.setattr(Database, "commit", broken)
 
     results = await asyncio.gather(
@@ -100,7 +101,7 @@ async def test_a_record_that_can_not_be_encoded_stops_everything_and_hangs_nobod
     def broken(_: Rows) -> None:
         raise MemoryError("no room")
 
-    async with await System.open("memory:///") as system:
+    async with await Engine.open("memory:///") as system:
         monkeypatch.setattr(system._queues.committer, "_prepare", broken)
 
         with pytest.raises(ClosedError, match="stopped by MemoryError"):
@@ -112,7 +113,7 @@ async def test_giving_up_on_closing_does_not_cancel_a_commit(
 ) -> None:
     commits = hold_commits(monkeypatch)
     commits.set()
-    system = await System.open("memory:///")
+    system = await Engine.open("memory:///")
     await system.publish(b"reserves the first block of sequences")
     commits.clear()
     publishing = asyncio.create_task(system.publish(b"x"))
@@ -129,7 +130,7 @@ async def test_giving_up_on_closing_does_not_cancel_a_commit(
 
 
 def test_a_system_whose_event_loop_is_gone_says_so() -> None:
-    system = asyncio.run(System.open("memory:///"))
+    system = asyncio.run(Engine.open("memory:///"))
 
     with pytest.raises(ClosedError, match="stopped by CancelledError"):
         asyncio.run(system.publish(b"x"))
@@ -137,9 +138,9 @@ def test_a_system_whose_event_loop_is_gone_says_so() -> None:
 
 
 async def test_an_error_does_not_grow_with_those_who_get_it(root: str) -> None:
-    first = await System.open(root)
+    first = await Engine.open(root)
     await first.publish(b"x")
-    second = await System.open(root)
+    second = await Engine.open(root, takeover=True)
     with pytest.raises(FencedError):
         await first.publish(b"x")
 
@@ -154,8 +155,33 @@ async def test_an_error_does_not_grow_with_those_who_get_it(root: str) -> None:
     await first.close()
 
 
+async def test_who_steps_down_ends_the_commit_under_way_and_begins_no_other(
+    memory_system: Engine,
+) -> None:
+    await memory_system.publish(b"before")
+    committer = memory_system._shard._committer
+    under_way = asyncio.create_task(memory_system.publish(b"under way"))
+    while committer._under_way is None:
+        await asyncio.sleep(0)
+    gathered = asyncio.create_task(memory_system.publish(b"gathered"))
+    while not committer.rows:
+        await asyncio.sleep(0)
+    assert committer._under_way is not None
+
+    memory_system._step_down(FencedError("replaced"))
+
+    with pytest.raises(FencedError, match="replaced"):
+        await gathered
+    with pytest.raises(FencedError, match="replaced"):
+        await memory_system.publish(b"after")
+    await under_way
+    await committer.at_work()
+    assert [entry.message_id for entry in await log_of(memory_system)] == [0, under_way.result()]
+    await asyncio.wait([committer._runner])
+
+
 async def test_a_waiting_publish_that_is_cancelled_passes_its_turn_on(
-    memory_system: System,
+    memory_system: Engine,
 ) -> None:
     tasks = [
         asyncio.create_task(memory_system.publish(b"x", idempotency_key="k")) for _ in range(30)
@@ -171,7 +197,7 @@ async def test_a_waiting_publish_that_is_cancelled_passes_its_turn_on(
 
 
 async def test_nothing_is_uploaded_for_a_publish_that_must_fail(tmp_path: Path) -> None:
-    system = await System.open(f"file://{tmp_path}/root")
+    system = await Engine.open(f"file://{tmp_path}/root")
     await system.close()
 
     with pytest.raises(ClosedError):
@@ -181,7 +207,7 @@ async def test_nothing_is_uploaded_for_a_publish_that_must_fail(tmp_path: Path) 
 
 
 async def test_a_message_past_its_retention_is_gone(
-    memory_system: System, clock: ManualClock
+    memory_system: Engine, clock: ManualClock
 ) -> None:
     message_id = await memory_system.publish(b"x", retention_seconds=60)
     clock.advance_ms(60_000)
@@ -193,7 +219,7 @@ async def test_a_message_past_its_retention_is_gone(
 
 
 async def test_closing_commits_what_is_pending(root: str) -> None:
-    system = await System.open(root)
+    system = await Engine.open(root)
     tasks = [asyncio.create_task(system.publish(b"%d" % n)) for n in range(10)]
     while not system._shard._committer.rows:
         await asyncio.sleep(0)
@@ -203,14 +229,14 @@ async def test_closing_commits_what_is_pending(root: str) -> None:
     await system.close()
 
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    async with await System.open(root) as system:
+    async with await Engine.open(root) as system:
         stored = {entry.message_id for entry in await log_of(system)}
     assert {result for result in results if isinstance(result, int)} == stored
     assert all(isinstance(result, int | ClosedError) for result in results)
 
 
 async def test_a_closed_system_takes_no_more_messages(root: str) -> None:
-    system = await System.open(root)
+    system = await Engine.open(root)
     await system.close()
 
     with pytest.raises(ClosedError, match="is closed"):
@@ -218,14 +244,14 @@ async def test_a_closed_system_takes_no_more_messages(root: str) -> None:
 
 
 async def test_a_publish_larger_than_a_block_of_sequences_is_one_publish(
-    memory_system: System,
+    memory_system: Engine,
 ) -> None:
     ids = await memory_system.publish_many([NewMessage(b"x")] * 9_000)
 
     assert ids == list(range(ids[0], ids[0] + 9_000))
 
 
-async def test_publishing_nothing_is_nothing(memory_system: System) -> None:
+async def test_publishing_nothing_is_nothing(memory_system: Engine) -> None:
     assert await memory_system.publish_many([]) == []
     assert await log_of(memory_system) == []
 
@@ -236,10 +262,10 @@ async def test_the_block_of_a_sequence_is_durable_before_it_is_used(
     durable_end = 0
     commit = Database.commit
 
-    async def checked(self: Database, rows: Rows) -> None:
+    async def checked(self: Database, rows: Rows, **options: Any) -> None:
         nonlocal durable_end
         if "/messages/" not in self.name:
-            await commit(self, rows)
+            await commit(self, rows, **options)
             return
         block = durable_end
         for _, key, value, _ in rows:
@@ -247,11 +273,11 @@ async def test_the_block_of_a_sequence_is_durable_before_it_is_used(
                 block = SeqBlock.decode(value).end
             elif len(key) == 10:
                 assert PayloadKey.decode(key).message_id < durable_end
-        await commit(self, rows)
+        await commit(self, rows, **options)
         durable_end = block
 
     monkeypatch.setattr(Database, "commit", checked)
-    async with await System.open("memory:///") as system:
+    async with await Engine.open("memory:///") as system:
         for size in (1, 4_095, 5_000, 100, 9_999, 1):
             await system.publish_many([NewMessage(b"x")] * size)
 
@@ -261,10 +287,10 @@ def watch_commits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     commit = Database.commit
 
-    async def watched(self: Database, rows: Rows) -> None:
+    async def watched(self: Database, rows: Rows, **options: Any) -> None:
         if "/messages/" in self.name:
             sizes.append(len(rows))
-        await commit(self, rows)
+        await commit(self, rows, **options)
 
     monkeypatch.setattr(Database, "commit", watched)
     return sizes
@@ -275,10 +301,10 @@ def hold_commits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     go = asyncio.Event()
     commit = Database.commit
 
-    async def held(self: Database, rows: Rows) -> None:
+    async def held(self: Database, rows: Rows, **options: Any) -> None:
         if "/messages/" in self.name:
             await go.wait()
-        await commit(self, rows)
+        await commit(self, rows, **options)
 
     monkeypatch.setattr(Database, "commit", held)
     return go

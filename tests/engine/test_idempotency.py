@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from opendata_queue import (
+    Engine,
+    InvalidInputError,
     NewMessage,
     PublishOptions,
-    System,
 )
 from opendata_queue.testing import ManualClock
 from tests.engine.log import log_of
@@ -16,10 +19,10 @@ from tests.engine.log import log_of
 async def test_the_same_key_returns_the_same_id_and_stores_once(
     root: str, clock: ManualClock
 ) -> None:
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         first = await system.publish(b"one", idempotency_key="k")
         again = await system.publish(b"two", idempotency_key="k")
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         after_reopen = await system.publish(b"three", idempotency_key="k")
         stored = await system.read(first)
         entries = await log_of(system)
@@ -30,7 +33,7 @@ async def test_the_same_key_returns_the_same_id_and_stores_once(
     assert len(entries) == 1
 
 
-async def test_keys_are_scoped_to_their_namespace(memory_system: System) -> None:
+async def test_keys_are_scoped_to_their_namespace(memory_system: Engine) -> None:
     ids = [
         await memory_system.publish(b"x", headers=headers, idempotency_key="k")
         for headers in ({}, {"namespace": "a"}, {"namespace": "b"}, {"namespace": "a"})
@@ -42,7 +45,7 @@ async def test_keys_are_scoped_to_their_namespace(memory_system: System) -> None
 
 async def test_a_key_is_forgotten_after_its_window(clock: ManualClock) -> None:
     options = PublishOptions(idempotency_window_seconds=60)
-    async with await System.open("memory:///", clock=clock, options=options) as system:
+    async with await Engine.open("memory:///", clock=clock, options=options) as system:
         first = await system.publish(b"x", idempotency_key="k")
         clock.advance_ms(60_000)
         at_the_end = await system.publish(b"x", idempotency_key="k")
@@ -56,7 +59,7 @@ async def test_a_key_is_forgotten_after_its_window(clock: ManualClock) -> None:
 
 
 async def test_publishes_with_one_key_at_the_same_time_store_one_message(
-    system: System,
+    system: Engine,
 ) -> None:
     ids = await asyncio.gather(*(system.publish(b"%d" % n, idempotency_key="k") for n in range(30)))
 
@@ -65,20 +68,20 @@ async def test_publishes_with_one_key_at_the_same_time_store_one_message(
 
 
 async def test_calls_with_crossing_keys_do_not_wait_for_each_other_for_ever(
-    memory_system: System,
+    memory_system: Engine,
 ) -> None:
     async def publish(keys: list[str]) -> list[int]:
         return await memory_system.publish_many(
             [NewMessage(b"x", idempotency_key=key) for key in keys]
         )
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         forward, backward = await asyncio.gather(publish(["a", "b"]), publish(["b", "a"]))
 
     assert forward == backward[::-1]
 
 
-async def test_a_key_twice_in_one_call_is_one_message(memory_system: System) -> None:
+async def test_a_key_twice_in_one_call_is_one_message(memory_system: Engine) -> None:
     known = await memory_system.publish(b"x", idempotency_key="known")
 
     ids = await memory_system.publish_many(
@@ -99,7 +102,7 @@ async def test_a_key_twice_in_one_call_is_one_message(memory_system: System) -> 
 
 
 async def test_a_cancelled_publish_keeps_its_key_until_its_commit_is_over(
-    memory_system: System,
+    memory_system: Engine,
 ) -> None:
     first = asyncio.create_task(memory_system.publish(b"first", idempotency_key="k"))
     while not memory_system._shard._committer.rows:
@@ -114,3 +117,39 @@ async def test_a_cancelled_publish_keeps_its_key_until_its_commit_is_over(
     assert entry.message_id == second
     assert stored is not None
     assert stored.payload == b"first"
+
+
+async def test_a_batch_under_one_key_is_published_once(memory_system: Engine) -> None:
+    batch = [NewMessage(b"1"), NewMessage(b"2"), NewMessage(b"3")]
+
+    first, again = await asyncio.gather(
+        memory_system.publish_once(batch, "key"), memory_system.publish_once(batch, "key")
+    )
+
+    assert first == again
+    assert await memory_system.publish_once(batch, "key") == first
+    assert await memory_system.publish_once(batch, "other") != first
+    assert [one.payload for one in await memory_system.read_many(first) if one] == [
+        b"1",
+        b"2",
+        b"3",
+    ]
+    assert await memory_system.publish_once([], "key") == []
+
+
+async def test_a_batch_under_one_key_has_no_other_keys(memory_system: Engine) -> None:
+    with pytest.raises(InvalidInputError, match="keys of their own"):
+        await memory_system.publish_once([NewMessage(b"1", idempotency_key="own")], "key")
+    with pytest.raises(InvalidInputError, match="idempotency_key"):
+        await memory_system.publish_once([NewMessage(b"1")], "")
+
+
+async def test_a_larger_batch_under_the_same_key_is_not_told_ids_of_others(
+    memory_system: Engine,
+) -> None:
+    small = await memory_system.publish_once([NewMessage(b"1")], "key")
+    other = await memory_system.publish(b"another's")
+
+    large = await memory_system.publish_once([NewMessage(b"1"), NewMessage(b"2")], "key")
+
+    assert not {*small, other} & set(large)

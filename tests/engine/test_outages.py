@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 
 import pytest
 
 from opendata_queue import (
+    Engine,
     NewMessage,
     PublishOptions,
     StoreSettings,
     StoreUnavailableError,
-    System,
 )
 from tests.conftest import NewRoot
 from tests.s3_server import S3Server
 
 PATIENT = StoreSettings(request_timeout_ms=500, outage_timeout_ms=60_000)
+SOMEWHAT_PATIENT = StoreSettings(outage_timeout_ms=3_000)
 IMPATIENT = StoreSettings(request_timeout_ms=300, outage_timeout_ms=1_000)
 
 FAULTS = ["fail", "fail_after", "stall", "stall_after", "drop", "drop_after"]
@@ -30,9 +32,26 @@ def inject(server: S3Server, fault: str, *, path: str = "/wal/", times: int | No
     set_fault(methods={"PUT"}, path_contains=path, times=times)
 
 
+async def impatient_system(url: str, first: bytes) -> Engine:
+    """A system that gives up soon, and has published something.
+
+    On a busy machine that may take longer than its patience: then it is tried again.
+    """
+    for _ in range(100):
+        with contextlib.suppress(StoreUnavailableError):
+            system = await Engine.open(url, settings=IMPATIENT)
+            try:
+                await system.publish(first)
+            except StoreUnavailableError:
+                await system.close()
+            else:
+                return system
+    raise AssertionError("the machine is too slow for a system with so little patience")
+
+
 async def payloads_of(url: str) -> set[bytes]:
     """What the store holds, as seen by whoever opens it next."""
-    async with await System.open(url) as system:
+    async with await Engine.open(url) as system:
         ids = [entry.message_id async for chunk in system.scan_log() for entry in chunk]
         return {message.payload or b"" for message in await system.read_many(ids) if message}
 
@@ -42,7 +61,7 @@ async def test_a_short_outage_only_makes_a_publish_slow(
     s3_environment: S3Server, new_s3_root: NewRoot, fault: str
 ) -> None:
     url = new_s3_root()
-    system = await System.open(url, settings=PATIENT)
+    system = await Engine.open(url, settings=PATIENT)
     await system.publish(b"before")
 
     inject(s3_environment, fault, times=2)
@@ -60,8 +79,7 @@ async def test_a_long_outage_is_an_error_that_does_not_pretend_to_know(
     s3_environment: S3Server, new_s3_root: NewRoot, fault: str
 ) -> None:
     url = new_s3_root()
-    system = await System.open(url, settings=IMPATIENT)
-    await system.publish(b"before")
+    system = await impatient_system(url, b"before")
 
     inject(s3_environment, fault, times=None)
     with pytest.raises(StoreUnavailableError, match="no answer within 1000 ms") as caught:
@@ -83,8 +101,7 @@ async def test_a_retry_with_the_same_key_is_no_success_before_it_is_durable(
     s3_environment: S3Server, new_s3_root: NewRoot
 ) -> None:
     url = new_s3_root()
-    system = await System.open(url, settings=IMPATIENT)
-    await system.publish(b"before")
+    system = await impatient_system(url, b"before")
     inject(s3_environment, "fail", times=None)
 
     for _ in range(3):
@@ -102,9 +119,9 @@ async def test_reads_from_a_store_that_is_out_end_with_an_error(
     s3_environment: S3Server, new_s3_root: NewRoot, fault: str
 ) -> None:
     url = new_s3_root()
-    async with await System.open(url) as system:
+    async with await Engine.open(url) as system:
         ids = await system.publish_many([NewMessage(bytes(500))] * 2_000)
-    system = await System.open(url, settings=IMPATIENT)
+    system = await impatient_system(url, b"")
     getattr(s3_environment, fault)(methods={"GET"}, path_contains="/compacted/", times=None)
 
     with pytest.raises(StoreUnavailableError, match="no answer within 1000 ms"):
@@ -113,7 +130,11 @@ async def test_reads_from_a_store_that_is_out_end_with_an_error(
         await anext(aiter(system.scan_log(1_000)))
 
     s3_environment.heal()
-    assert await system.read(ids[1_000]) is not None
+    message = None
+    while message is None:  # on a busy machine, the first answers may take longer than we wait
+        with contextlib.suppress(StoreUnavailableError):
+            message = await system.read(ids[1_000])
+    assert message.payload == bytes(500)
     await system.close()
 
 
@@ -123,11 +144,11 @@ async def test_a_store_that_is_out_can_not_be_opened_and_can_be_afterwards(
     url = new_s3_root()
     s3_environment.fail(times=None)
     with pytest.raises(StoreUnavailableError, match=f"could not .* {url}"):
-        await System.open(url, settings=IMPATIENT)
+        await Engine.open(url, settings=IMPATIENT)
 
     s3_environment.heal()
 
-    await (await System.open(url, settings=IMPATIENT)).close()
+    await (await Engine.open(url, settings=PATIENT)).close()
 
 
 async def test_a_database_that_is_out_can_not_be_opened_and_can_be_afterwards(
@@ -136,11 +157,11 @@ async def test_a_database_that_is_out_can_not_be_opened_and_can_be_afterwards(
     url = new_s3_root()
     s3_environment.fail(path_contains="/manifest/", times=None)
     with pytest.raises(StoreUnavailableError, match=f"could not open {url}/messages/00000"):
-        await System.open(url, settings=IMPATIENT)
+        await Engine.open(url, settings=SOMEWHAT_PATIENT)
 
     s3_environment.heal()
 
-    await (await System.open(url, settings=IMPATIENT)).close()
+    await (await Engine.open(url, settings=PATIENT)).close()
 
 
 async def test_a_blob_that_can_not_be_stored_leaves_no_message_and_harms_no_other(
@@ -148,7 +169,7 @@ async def test_a_blob_that_can_not_be_stored_leaves_no_message_and_harms_no_othe
 ) -> None:
     url = new_s3_root()
     options = PublishOptions(inline_bytes=10)
-    async with await System.open(url, settings=IMPATIENT, options=options) as system:
+    async with await Engine.open(url, settings=SOMEWHAT_PATIENT, options=options) as system:
         s3_environment.fail(path_contains="/blobs/", times=None)
         with pytest.raises(StoreUnavailableError, match=r"could not write .*/blobs/"):
             await system.publish_many([NewMessage(b"small"), NewMessage(b"a large payload")])
@@ -167,14 +188,16 @@ async def test_what_is_acknowledged_under_random_faults_is_there(
     acknowledged: set[bytes] = set()
     tried: set[bytes] = set()
 
-    async def publish(system: System, payloads: list[bytes]) -> None:
+    async def publish(system: Engine, payloads: list[bytes]) -> None:
         tried.update(payloads)
         await system.publish_many([NewMessage(payload) for payload in payloads])
         acknowledged.update(payloads)
 
     for round_number in range(12):
-        system = await System.open(url, settings=IMPATIENT)
-        await publish(system, [b"quiet %d" % round_number])
+        quiet = b"quiet %d" % round_number
+        system = await impatient_system(url, quiet)
+        tried.add(quiet)
+        acknowledged.add(quiet)
         for _ in range(chance.randrange(1, 4)):
             inject(
                 s3_environment,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,19 +10,19 @@ import pytest
 from odq_encodings import PayloadKey, decode_any
 from opendata_queue import (
     CorruptStoreError,
+    Engine,
     NewMessage,
     PublishOptions,
     StoredMessage,
     StoreSettings,
-    System,
 )
-from opendata_queue.recent import MESSAGE_OVERHEAD_BYTES
+from opendata_queue.recent import MESSAGE_OVERHEAD_BYTES, CheckedMessage, RecentMessages
 from opendata_queue.store import Database, Objects
 from opendata_queue.testing import ManualClock
 from tests.engine.log import log_of
 
 
-async def test_a_published_message_is_read_back_whole(system: System, clock: ManualClock) -> None:
+async def test_a_published_message_is_read_back_whole(system: Engine, clock: ManualClock) -> None:
     now = clock.now_ms()
 
     message_id = await system.publish(
@@ -47,10 +48,10 @@ async def test_a_published_message_is_read_back_whole(system: System, clock: Man
 async def test_messages_are_there_after_a_reopen_and_ids_go_on(
     root: str, clock: ManualClock
 ) -> None:
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         ids = await system.publish_many([NewMessage(b"%d" % n) for n in range(10)])
 
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         stored = await system.read_many(ids)
         later = await system.publish(b"later")
 
@@ -59,7 +60,7 @@ async def test_messages_are_there_after_a_reopen_and_ids_go_on(
     assert later > ids[-1]
 
 
-async def test_the_log_has_every_message_in_the_order_of_ids(system: System) -> None:
+async def test_the_log_has_every_message_in_the_order_of_ids(system: Engine) -> None:
     ids = []
     for size in (1, 700, 2, 1_500):
         ids += await system.publish_many([NewMessage(b"x", headers={"n": "1"})] * size)
@@ -75,10 +76,10 @@ async def test_the_log_has_every_message_in_the_order_of_ids(system: System) -> 
 )
 async def test_payloads_of_any_size_come_back_intact(root: str, size: int) -> None:
     payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    async with await System.open(root) as system:
+    async with await Engine.open(root) as system:
         message_id = await system.publish(payload)
         fresh = await system.read(message_id)
-    async with await System.open(root) as system:
+    async with await Engine.open(root) as system:
         stored = await system.read(message_id)
 
     assert fresh is not None
@@ -86,7 +87,7 @@ async def test_payloads_of_any_size_come_back_intact(root: str, size: int) -> No
     assert stored == fresh
 
 
-async def test_a_uri_of_the_producers_is_handed_on_untouched(system: System) -> None:
+async def test_a_uri_of_the_producers_is_handed_on_untouched(system: Engine) -> None:
     message_id = await system.publish(payload_uri="s3://elsewhere/größe?x=1#y")
 
     stored = await system.read(message_id)
@@ -95,7 +96,7 @@ async def test_a_uri_of_the_producers_is_handed_on_untouched(system: System) -> 
     assert (stored.payload, stored.payload_uri) == (None, "s3://elsewhere/größe?x=1#y")
 
 
-async def test_an_absolute_time_of_visibility_is_kept(memory_system: System) -> None:
+async def test_an_absolute_time_of_visibility_is_kept(memory_system: Engine) -> None:
     message_id = await memory_system.publish(b"", visible_at_ms=42)
 
     stored = await memory_system.read(message_id)
@@ -104,7 +105,7 @@ async def test_an_absolute_time_of_visibility_is_kept(memory_system: System) -> 
     assert stored.visible_at_ms == 42
 
 
-async def test_reading_keeps_the_order_asked_for_and_skips_nothing(system: System) -> None:
+async def test_reading_keeps_the_order_asked_for_and_skips_nothing(system: Engine) -> None:
     ids = await system.publish_many([NewMessage(b"%d" % n) for n in range(50)])
     asked = [ids[30], ids[3], 999_999, ids[30], *ids[10:20], ids[49]]
 
@@ -119,7 +120,7 @@ async def test_payloads_are_read_from_the_store_when_they_are_not_recent(
     root: str, clock: ManualClock
 ) -> None:
     options = PublishOptions(recent_bytes=0)
-    async with await System.open(root, clock=clock, options=options) as system:
+    async with await Engine.open(root, clock=clock, options=options) as system:
         ids = await system.publish_many([NewMessage(b"%d" % n) for n in range(2_000)])
         asked = [*ids[::300], *ids[100:140], ids[-1]]
 
@@ -132,8 +133,8 @@ async def test_payloads_are_read_from_the_store_when_they_are_not_recent(
 
 async def test_recent_payloads_cost_no_read_and_are_bounded(clock: ManualClock) -> None:
     options = PublishOptions(recent_bytes=2 * (MESSAGE_OVERHEAD_BYTES + 43))
-    async with await System.open("memory:///", clock=clock, options=options) as system:
-        first, second, third = await system.publish_many([NewMessage(bytes(40))] * 3)
+    async with await Engine.open("memory:///", clock=clock, options=options) as system:
+        first, second, third = [await system.publish(bytes(40)) for _ in range(3)]
         recent = system._shard.recent
 
         assert recent.get(first) is None
@@ -149,7 +150,26 @@ async def test_recent_payloads_cost_no_read_and_are_bounded(clock: ManualClock) 
     assert message.payload == bytes(40)
 
 
-async def test_headers_that_change_after_the_publish_change_nothing(memory_system: System) -> None:
+def test_recent_messages_are_found_in_batches_that_come_and_go() -> None:
+    def batch(number: int) -> list[CheckedMessage]:
+        return [CheckedMessage(NewMessage(b"%d" % number), 100) for _ in range(number % 3 + 1)]
+
+    recent = RecentMessages(50 * (MESSAGE_OVERHEAD_BYTES + 4))
+    first_ids = itertools.count(7, 10)  # gaps as after a crash
+    payloads: dict[int, bytes | None] = {}
+    for number, first_id in zip(range(5_000), first_ids, strict=False):
+        messages = batch(number)
+        recent.add_many(first_id, messages, 1)
+        payloads |= {first_id + index: m.payload for index, m in enumerate(messages)}
+
+    found = {one: recent.get(one) for one in range(50_100)}
+    kept = {one: message.payload for one, message in found.items() if message is not None}
+
+    assert 48 <= len(kept) <= 50
+    assert kept == dict(list(payloads.items())[-len(kept) :])
+
+
+async def test_headers_that_change_after_the_publish_change_nothing(memory_system: Engine) -> None:
     headers = {"type": "a"}
     first = await memory_system.publish(b"x", headers=headers)
     headers["type"] = "b"
@@ -165,7 +185,7 @@ async def test_a_blob_is_found_through_its_path_and_its_reference(
 ) -> None:
     root = f"file://{tmp_path}/root"
     options = PublishOptions(inline_bytes=10)
-    async with await System.open(root, clock=clock, options=options) as system:
+    async with await Engine.open(root, clock=clock, options=options) as system:
         inline, blob = await system.publish_many([NewMessage(b"x" * 10), NewMessage(b"y" * 11)])
     (stored,) = (tmp_path / "root" / "blobs" / "00000").iterdir()
     rows = await rows_of(root)
@@ -182,7 +202,7 @@ async def test_a_blob_is_found_through_its_path_and_its_reference(
 
 async def test_a_blob_that_is_gone_is_reported_never_replaced(tmp_path: Path) -> None:
     root = f"file://{tmp_path}/root"
-    async with await System.open(root) as system:
+    async with await Engine.open(root) as system:
         message_id = await system.publish(b"x" * 70_000)
         (blob,) = (tmp_path / "root" / "blobs" / "00000").iterdir()
         blob.unlink()
@@ -195,17 +215,17 @@ async def test_every_row_of_a_shard_can_be_decoded_with_the_rfcs_alone(
     new_memory_root: object, tmp_path: Path
 ) -> None:
     root = f"file://{tmp_path}/root"
-    async with await System.open(root) as system:
+    async with await Engine.open(root) as system:
         await system.publish_many(
             [NewMessage(b"x", headers={"a": "b"}, idempotency_key="k"), NewMessage(b"y" * 70_000)]
         )
-        await system.publish(payload_uri="https://example.org/x")
+        await system.publish(payload_uri="https://example.org/x", retention_seconds=60)
 
     kinds = [decode_any(key, value).kind.title for key, value in await rows_of(root)]
 
     assert sorted(kinds) == sorted(
         ["payload", "metadata log entry"] * 3
-        + ["sequence block", "idempotency key", "blob reference"]
+        + ["sequence block", "idempotency key", "blob reference", "blob of a message", "expiry"]
     )
 
 

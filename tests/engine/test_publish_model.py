@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from opendata_queue import NewMessage, PublishOptions, System
+from opendata_queue import Engine, NewMessage, PublishOptions
 from opendata_queue.store import forget_memory_root
 from opendata_queue.testing import ManualClock
 
@@ -59,11 +59,16 @@ class Publishing(RuleBasedStateMachine):
         return self.runner.run(work)
 
     @initialize()
-    def open(self) -> None:
+    def begin(self) -> None:
+        self.open()
+
+    def open(self, *, takeover: bool = False) -> None:
         options = PublishOptions(
             inline_bytes=20, idempotency_window_seconds=WINDOW_SECONDS, recent_bytes=1_200
         )
-        self.system = self.run(System.open(self.url, clock=self.clock, options=options))
+        self.system = self.run(
+            Engine.open(self.url, clock=self.clock, options=options, takeover=takeover)
+        )
 
     @rule(batch=st.lists(messages, max_size=5))
     def publish_many(self, batch: list[NewMessage]) -> None:
@@ -97,7 +102,7 @@ class Publishing(RuleBasedStateMachine):
     def lose_all_memory(self) -> None:
         """Another owner takes over; the old one never gets to close."""
         lost = self.system
-        self.open()
+        self.open(takeover=True)
         self.run(lost.close())
 
     @precondition(lambda self: hasattr(self, "system"))

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from opendata_queue import CorruptStoreError, FormatVersionError, StoreSettings, System
+from opendata_queue import CorruptStoreError, Engine, FormatVersionError, StoreSettings
 from opendata_queue.store import Objects
 from opendata_queue.system import SystemDescriptor, open_root
 from opendata_queue.testing import ManualClock
@@ -52,14 +52,14 @@ async def test_a_root_of_a_newer_format_is_refused(root: str) -> None:
     with pytest.raises(
         FormatVersionError, match="format version 2, and this release knows up to 1"
     ):
-        await System.open(root)
+        await Engine.open(root)
 
 
 async def test_unknown_properties_are_ignored(root: str) -> None:
     more = SystemDescriptor.new(CLOCK).model_dump() | {"note": "added later"}
     await Objects.open(root, StoreSettings()).create("system.json", json.dumps(more).encode())
 
-    await (await System.open(root)).close()
+    await (await Engine.open(root)).close()
 
 
 @pytest.mark.parametrize(

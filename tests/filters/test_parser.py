@@ -32,6 +32,7 @@ from opendata_queue.filters import (
     SystemField,
     Text,
 )
+from opendata_queue.filters.parser import grammar_rules, plain_rules
 from tests.filters.strategies import filters
 
 A, B = Header("a"), Header("b")
@@ -378,3 +379,39 @@ def test_a_damaged_filter_is_a_filter_or_a_filter_error(
     found = parsed_or_error(text[:start] + inserted + text[end:])
 
     assert isinstance(found, Filter | FilterError)
+
+
+NAMES = st.sampled_from(
+    ["a", "priority", "Tenant", "x-y.z", "_1", "AND", "not", "sys.id", "1a", "é"]
+)
+VALUES = st.text(st.sampled_from("aé '=%AND\n"), max_size=12).map(
+    lambda text: text.replace("'", "''")
+)
+TERMS = st.builds("{} = '{}'".format, NAMES, VALUES)
+
+
+@given(st.lists(TERMS, min_size=1, max_size=9).map(" AND ".join))
+@example("a = 'b = ''c'''")
+@example("a = 'x' AND b = 'y AND c = ''z'''")
+@example("a = 'x''")
+@example("a = 'x' AND ")
+@example("a = 'x'\n")
+def test_a_plain_text_says_what_the_grammar_says(text: str) -> None:
+    try:
+        expected = grammar_rules(text)
+    except FilterError:
+        assert plain_rules(text) is None
+    else:
+        assert plain_rules(text) in (None, expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"), [("tenant = 't17'", 1), ("type = 'it''s' AND region = 'de'", 2)]
+)
+def test_equal_texts_need_no_grammar(text: str, terms: int) -> None:
+    rules = plain_rules(text)
+
+    assert rules is not None
+    condition = rules[0].condition
+    assert (len(condition.operands) if isinstance(condition, And) else 1) == terms
+    assert Filter(rules).text == text

@@ -16,7 +16,7 @@ import os
 import random
 import sys
 
-from opendata_queue import NewMessage, QueueOptions, StoreSettings, System
+from opendata_queue import Engine, NewMessage, QueueOptions, StoreSettings
 
 QUEUE = "work"
 PUBLISHERS = 2
@@ -32,7 +32,7 @@ def say(lines: list[str]) -> None:
 
 
 async def publish_forever(
-    system: System, under_way: asyncio.Semaphore, chance: random.Random
+    system: Engine, under_way: asyncio.Semaphore, chance: random.Random
 ) -> None:
     while True:
         size = chance.choice([1, 1, 5, 30])
@@ -50,7 +50,7 @@ async def publish_forever(
 
 
 async def consume_forever(
-    system: System, under_way: asyncio.Semaphore, chance: random.Random
+    system: Engine, under_way: asyncio.Semaphore, chance: random.Random
 ) -> None:
     while True:
         claimed = await system.claim(QUEUE, chance.choice([1, 2, 10, 40]), wait_ms=1_000)
@@ -72,8 +72,8 @@ async def consume_forever(
 
 
 async def main(url: str) -> None:
-    system = await System.open(url, settings=SETTINGS)
-    if QUEUE not in system.list_queues():
+    system = await Engine.open(url, settings=SETTINGS)
+    if QUEUE not in await system.list_queues():
         await system.create_queue(QUEUE, options=OPTIONS)
     say(["open"])
     under_way = asyncio.Semaphore(MOST_UNDER_WAY)

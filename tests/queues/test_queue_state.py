@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -34,8 +36,9 @@ class IndexRows:
         assert message[:2] not in self.backlog
         self.backlog[message[:2]] = message
 
-    def delete_backlog(self, message: Waiting) -> None:
-        assert self.backlog.pop(message[:2]) == message
+    def delete_backlog(self, messages: Sequence[Waiting]) -> None:
+        for message in messages:
+            assert self.backlog.pop(message[:2]) == message
 
     def put_schedule(self, message: Waiting) -> None:
         key = (message.visible_at, message.message_id)
@@ -91,6 +94,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.failed: dict[int, int] = {}
         self.expired = 0
         self.old_claims: list[Claim] = []
+        self.read_behind: Waiting | None = None
 
     # --- messages come in and time passes ---------------------------------------------------------
 
@@ -137,11 +141,25 @@ class QueueMachine(RuleBasedStateMachine):
         if self.rows.schedule:
             self.state.scheduled_from = min(when for when, _ in self.rows.schedule)
         while self.state.wants_refill:
-            self.state.refill(sorted(self.rows.backlog.values())[: self.state.room], self.now)
+            if not self.state.knows_front:
+                self.state.learn_front(sorted(self.rows.backlog.values())[: self.state.front_size])
+            assert self.state.refill(self.now)
         for message_id in [i for i, m in self.waiting.items() if is_over(m, self.now)]:
             if message_id not in self.present():
                 del self.waiting[message_id]
                 self.expired += 1
+
+    @rule()
+    def begin_to_read_behind_the_front(self) -> None:
+        if self.state.wants_longer_front:
+            self.read_behind = self.state.front[-1]
+
+    @rule()
+    def end_to_read_behind_the_front(self) -> None:
+        last, self.read_behind = self.read_behind, None
+        if last is not None:
+            behind = sorted(m for m in self.rows.backlog.values() if m > last)
+            self.state.lengthen_front(last, behind[:3])
 
     # --- consumers --------------------------------------------------------------------------------
 
@@ -186,7 +204,7 @@ class QueueMachine(RuleBasedStateMachine):
         if claim is None:
             return
         valid = self.is_valid(claim)
-        assert self.state.ack(claim, self.now) == valid
+        assert self.state.ack([claim], self.now) == [valid]
         if valid:
             del self.held[claim.message_id]
             self.done.add(claim.message_id)
@@ -333,6 +351,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(window) <= self.rules_in_force.window
         if window and self.rows.backlog:
             assert window[-1] < min(self.rows.backlog.values())
+        front = list(self.state.front)
+        assert front == sorted(self.rows.backlog.values())[: len(front)]
 
     @invariant()
     def counters_count_what_is_there(self) -> None:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from odq_encodings import ActiveMessages, ActiveMessagesKey, Attempts, AttemptsKey, decode_any
+from odq_encodings import (
+    ActiveMessages,
+    ActiveMessagesKey,
+    Attempts,
+    AttemptsKey,
+    MetadataLogKey,
+    PayloadKey,
+    decode_any,
+)
 from opendata_queue import (
     ClaimedMessage,
     ClosedError,
+    Engine,
     FencedError,
     FilterError,
     InvalidInputError,
@@ -20,7 +30,6 @@ from opendata_queue import (
     QueueOptions,
     QueueStats,
     StoreSettings,
-    System,
 )
 from opendata_queue.store import Database, Objects, Rows
 from opendata_queue.testing import ManualClock
@@ -32,18 +41,18 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def system(root: str, clock: ManualClock) -> AsyncIterator[System]:
-    async with await System.open(root, clock=clock) as system:
+async def system(root: str, clock: ManualClock) -> AsyncIterator[Engine]:
+    async with await Engine.open(root, clock=clock) as system:
         yield system
 
 
 @pytest.fixture
-async def memory_system(clock: ManualClock) -> AsyncIterator[System]:
-    async with await System.open("memory:///", clock=clock) as system:
+async def memory_system(clock: ManualClock) -> AsyncIterator[Engine]:
+    async with await Engine.open("memory:///", clock=clock) as system:
         yield system
 
 
-async def publish(system: System, *payloads: bytes, **headers: str) -> list[int]:
+async def publish(system: Engine, *payloads: bytes, **headers: str) -> list[int]:
     """Publish, and wait until it is routed."""
     messages = [NewMessage(payload, headers=headers) for payload in payloads]
     ids = await system.publish_many(messages)
@@ -55,7 +64,7 @@ def payloads(messages: list[ClaimedMessage]) -> list[bytes | None]:
     return [message.payload for message in messages]
 
 
-async def test_a_message_goes_from_publish_to_ack(system: System, clock: ManualClock) -> None:
+async def test_a_message_goes_from_publish_to_ack(system: Engine, clock: ManualClock) -> None:
     await system.create_queue("emails", filter="type = 'order.created'")
     (message_id,) = await publish(system, b"hi", type="order.created")
 
@@ -67,12 +76,12 @@ async def test_a_message_goes_from_publish_to_ack(system: System, clock: ManualC
     assert message.lease_deadline_ms == clock.now_ms() + 5_000
     assert await system.claim("emails") == []
     assert await system.ack("emails", message.receipt) == ["ok"]
-    assert system.stats("emails") == QueueStats(
+    assert (await system.stats("emails")) == QueueStats(
         available=0, delayed=0, in_flight=0, done=1, failed=0, expired=0
     )
 
 
-async def test_every_message_goes_into_every_queue_that_it_matches(system: System) -> None:
+async def test_every_message_goes_into_every_queue_that_it_matches(system: Engine) -> None:
     await system.create_queue("all")
     await system.create_queue("emea", filter="region = 'emea'")
     await system.create_queue("large", filter="price > 100")
@@ -85,12 +94,12 @@ async def test_every_message_goes_into_every_queue_that_it_matches(system: Syste
     )
     await system._tailer.caught_up()
 
-    found = {name: payloads(await system.claim(name, 10)) for name in system.list_queues()}
+    found = {name: payloads(await system.claim(name, 10)) for name in await system.list_queues()}
 
     assert found == {"all": [b"1", b"2", b"3"], "emea": [b"1", b"3"], "large": [b"2", b"3"]}
 
 
-async def test_a_queue_holds_what_is_published_after_it_was_made(system: System) -> None:
+async def test_a_queue_holds_what_is_published_after_it_was_made(system: Engine) -> None:
     await publish(system, b"before")
     await system.create_queue("q")
     await publish(system, b"after")
@@ -104,41 +113,47 @@ async def test_without_queues_nothing_is_written_for_them(
     commits: list[str] = []
     commit = Database.commit
 
-    async def watched(self: Database, rows: Rows) -> None:
+    async def watched(self: Database, rows: Rows, **options: Any) -> None:
         commits.append(self.name)
-        await commit(self, rows)
+        await commit(self, rows, **options)
 
     monkeypatch.setattr(Database, "commit", watched)
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await publish(system, b"a", b"b")
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await publish(system, b"c")
         assert not [name for name in commits if "/queues/" in name]
 
         await system.create_queue("q")
         await publish(system, b"d")
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await system._tailer.caught_up()
         assert payloads(await system.claim("q", 10)) == [b"d"]
 
 
 async def test_everything_is_as_it_was_after_a_reopen(root: str, clock: ManualClock) -> None:
     options = QueueOptions(window=4, bucket=2, max_attempts=1, backoff_jitter=0)
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await system.create_queue("ns/topic", filter="a = '1'", options=options)
         await publish(system, *(b"%d" % n for n in range(20)), a="1")
         claimed = await system.claim("ns/topic", 8)
         await system.ack("ns/topic", *(m.receipt for m in claimed[:3]))
         await system.nack("ns/topic", claimed[3].receipt, error="broken")
-        before = system.stats("ns/topic")
-        told = system.get_queue("ns/topic")
+        before = await system.stats("ns/topic")
+        told = await system.get_queue("ns/topic")
 
-    async with await System.open(root, clock=clock) as system:
-        assert system.list_queues() == ["ns/topic"]
-        assert system.get_queue("ns/topic") == told
-        assert system.stats("ns/topic") == before
+    async with await Engine.open(root, clock=clock) as system:
+        assert (await system.list_queues()) == ["ns/topic"]
+        assert (await system.get_queue("ns/topic")) == told
+        assert (await system.stats("ns/topic")) == before
         assert before == QueueStats(
-            available=12, delayed=0, in_flight=4, done=3, failed=1, expired=0
+            available=12,
+            delayed=0,
+            in_flight=4,
+            done=3,
+            failed=1,
+            expired=0,
+            oldest_age_ms=0,
         )
         assert await system.ack("ns/topic", claimed[4].receipt) == ["ok"]
         assert await system.ack("ns/topic", claimed[0].receipt) == ["lease_lost"]
@@ -148,24 +163,24 @@ async def test_everything_is_as_it_was_after_a_reopen(root: str, clock: ManualCl
 async def test_what_was_published_but_not_routed_is_routed_after_a_reopen(
     root: str, clock: ManualClock
 ) -> None:
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await system.create_queue("q")
         await system._tailer.close()
         await system.publish_many([NewMessage(b"%d" % n) for n in range(2_500)])
 
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await system._tailer.caught_up()
-        assert system.stats("q").available == 2_500
-    async with await System.open(root, clock=clock) as system:
+        assert (await system.stats("q")).available == 2_500
+    async with await Engine.open(root, clock=clock) as system:
         await system._tailer.caught_up()
-        assert system.stats("q").available == 2_500
+        assert (await system.stats("q")).available == 2_500
 
 
 # --- order ----------------------------------------------------------------------------------------
 
 
 async def test_priority_holds_over_the_whole_backlog_then_the_order_of_ids(
-    system: System,
+    system: Engine,
 ) -> None:
     await system.create_queue("q", options=QueueOptions(window=3))
     for priority in ("5", "1", "200", "1", "5", "", "0"):
@@ -183,7 +198,7 @@ async def test_priority_holds_over_the_whole_backlog_then_the_order_of_ids(
     assert [p for p, _ in order] == [0] * 7 + [1] * 14 + [5] * 14 + [128] * 7 + [200] * 7
 
 
-async def test_the_active_record_holds_the_window_and_what_is_in_flight(system: System) -> None:
+async def test_the_active_record_holds_the_window_and_what_is_in_flight(system: Engine) -> None:
     await system.create_queue("q", options=QueueOptions(window=10))
     await publish(system, *[b"x"] * 500)
     await system.claim("q", 25)
@@ -198,7 +213,7 @@ async def test_the_active_record_holds_the_window_and_what_is_in_flight(system: 
 
 
 async def test_delayed_messages_come_when_they_are_due_and_block_nobody(
-    system: System, clock: ManualClock
+    system: Engine, clock: ManualClock
 ) -> None:
     await system.create_queue("q", options=QueueOptions(window=2))
     await system.publish_many(
@@ -206,7 +221,7 @@ async def test_delayed_messages_come_when_they_are_due_and_block_nobody(
         + [NewMessage(b"now")] * 3
     )
     await system._tailer.caught_up()
-    assert system.stats("q").delayed == 2
+    assert (await system.stats("q")).delayed == 2
     assert payloads(await system.claim("q", 10)) == [b"now"] * 3
 
     clock.advance_ms(4_999)
@@ -218,7 +233,7 @@ async def test_delayed_messages_come_when_they_are_due_and_block_nobody(
 
 
 async def test_more_than_some_hundred_due_at_once_all_come(
-    memory_system: System, clock: ManualClock
+    memory_system: Engine, clock: ManualClock
 ) -> None:
     await memory_system.create_queue("q", options=QueueOptions(window=8))
     await memory_system.publish_many([NewMessage(b"x", delay_ms=n) for n in range(1_300)])
@@ -232,7 +247,7 @@ async def test_more_than_some_hundred_due_at_once_all_come(
     assert len({message.message_id for message in claimed}) == 1_300
 
 
-async def test_an_expired_message_is_never_handed_out(system: System, clock: ManualClock) -> None:
+async def test_an_expired_message_is_never_handed_out(system: Engine, clock: ManualClock) -> None:
     await system.create_queue("q", options=QueueOptions(window=2, backoff_ms=0))
     await system.publish_many([NewMessage(b"%d" % n, retention_seconds=60) for n in range(6)])
     await system._tailer.caught_up()
@@ -244,14 +259,14 @@ async def test_an_expired_message_is_never_handed_out(system: System, clock: Man
     assert await system.claim("q", 10) == []
     assert await system.nack("q", held[0].receipt) == ["ok"]
     assert await system.claim("q", 10) == []
-    assert system.stats("q").expired == 6
+    assert (await system.stats("q")).expired == 6
 
 
 # --- ownership ------------------------------------------------------------------------------------
 
 
 async def test_a_late_ack_is_refused_and_changes_nothing(
-    system: System, clock: ManualClock
+    system: Engine, clock: ManualClock
 ) -> None:
     await system.create_queue("q", options=QueueOptions(lease_ms=1_000, backoff_ms=0))
     await publish(system, b"x")
@@ -267,10 +282,10 @@ async def test_a_late_ack_is_refused_and_changes_nothing(
     assert second.attempts == 2
     assert await system.ack("q", first.receipt) == ["lease_lost"]
     assert await system.ack("q", second.receipt, second.receipt) == ["ok", "lease_lost"]
-    assert system.stats("q").done == 1
+    assert (await system.stats("q")).done == 1
 
 
-async def test_an_extended_lease_holds(system: System, clock: ManualClock) -> None:
+async def test_an_extended_lease_holds(system: Engine, clock: ManualClock) -> None:
     await system.create_queue("q", options=QueueOptions(lease_ms=1_000))
     await publish(system, b"x")
     (message,) = await system.claim("q")
@@ -284,7 +299,7 @@ async def test_an_extended_lease_holds(system: System, clock: ManualClock) -> No
 
 
 async def test_a_grace_period_delays_the_taking_back(clock: ManualClock) -> None:
-    async with await System.open("memory:///", clock=clock, lease_grace_ms=500) as system:
+    async with await Engine.open("memory:///", clock=clock, lease_grace_ms=500) as system:
         options = QueueOptions(lease_ms=1_000, backoff_ms=0)
         await system.create_queue("q", options=options)
         await publish(system, b"x")
@@ -295,7 +310,7 @@ async def test_a_grace_period_delays_the_taking_back(clock: ManualClock) -> None
         assert payloads(await system.claim("q")) == [b"x"]
 
 
-async def test_a_receipt_of_another_queue_or_a_forged_one_is_refused(system: System) -> None:
+async def test_a_receipt_of_another_queue_or_a_forged_one_is_refused(system: Engine) -> None:
     await system.create_queue("a")
     await system.create_queue("b")
     await publish(system, b"x")
@@ -310,7 +325,7 @@ async def test_a_receipt_of_another_queue_or_a_forged_one_is_refused(system: Sys
     assert await system.ack("a", message.receipt) == ["ok"]
 
 
-async def test_a_released_message_comes_back_at_once_and_uncounted(system: System) -> None:
+async def test_a_released_message_comes_back_at_once_and_uncounted(system: Engine) -> None:
     await system.create_queue("q")
     await publish(system, b"x", b"y")
     (message,) = await system.claim("q")
@@ -323,25 +338,54 @@ async def test_a_released_message_comes_back_at_once_and_uncounted(system: Syste
 
 async def test_the_clock_never_goes_back_not_even_over_a_takeover(root: str) -> None:
     ahead = ManualClock(2_000_000)
-    async with await System.open(root, clock=ahead) as system:
+    async with await Engine.open(root, clock=ahead) as system:
         await system.create_queue("q", options=QueueOptions(lease_ms=1_000))
         await publish(system, b"x")
         (message,) = await system.claim("q")
 
-    async with await System.open(root, clock=ManualClock(1_000_000)) as system:
+    async with await Engine.open(root, clock=ManualClock(1_000_000)) as system:
         assert await system.claim("q") == []
         assert await system.ack("q", message.receipt) == ["ok"]
 
 
+async def test_options_are_the_same_after_a_reopen(root: str, clock: ManualClock) -> None:
+    async with await Engine.open(root, clock=clock) as system:
+        options = QueueOptions(backoff_factor=1.2345, backoff_jitter=0.333)
+        told = await system.create_queue("q", options=options)
+    async with await Engine.open(root, clock=clock) as system:
+        assert await system.get_queue("q") == told
+
+
+async def test_attempts_are_kept_when_expired_messages_are_passed_over_after_a_restart(
+    root: str, clock: ManualClock
+) -> None:
+    async with await Engine.open(root, clock=clock) as system:
+        for name in ("a", "b"):
+            await system.create_queue(name)
+        await system.publish_many([NewMessage(b"short", retention_seconds=1)])
+        (kept,) = await publish(system, b"kept")
+        await system._tailer.caught_up()
+        await system.claim("a", 2, consumer="ann")
+    clock.advance_ms(1_001)
+    async with await Engine.open(root, clock=clock) as system:
+        (claimed,) = await system.claim("b", 1, consumer="bob")
+        key = AttemptsKey(message_id=kept).encode()
+        value = await system._queues._database.get(key)
+
+    assert claimed.message_id == kept
+    assert value is not None
+    assert Attempts.decode(value).consumer_ids == ("ann", "bob")
+
+
 async def test_attempts_name_every_consumer_of_every_queue(root: str, clock: ManualClock) -> None:
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await system.create_queue("a", options=QueueOptions(backoff_ms=0))
         await system.create_queue("b")
         (message_id,) = await publish(system, b"x")
         (first,) = await system.claim("a", consumer="one")
         await system.nack("a", first.receipt)
         await system.claim("b", consumer="two")
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await system.claim("a", consumer="three")
         value = await system._queues._database.get(AttemptsKey(message_id=message_id).encode())
 
@@ -352,7 +396,7 @@ async def test_attempts_name_every_consumer_of_every_queue(root: str, clock: Man
 # --- failing --------------------------------------------------------------------------------------
 
 
-async def test_back_off_grows_until_the_message_fails(system: System, clock: ManualClock) -> None:
+async def test_back_off_grows_until_the_message_fails(system: Engine, clock: ManualClock) -> None:
     options = QueueOptions(max_attempts=3, backoff_ms=1_000, backoff_factor=3, backoff_jitter=0)
     await system.create_queue("q", options=options)
     (message_id,) = await publish(system, b"x")
@@ -372,10 +416,10 @@ async def test_back_off_grows_until_the_message_fails(system: System, clock: Man
         message_id, 3, "gateway timeout", "last",
     )  # fmt: skip
     assert failed.failed_at_ms == clock.now_ms()
-    assert system.stats("q").failed == 1
+    assert (await system.stats("q")).failed == 1
 
 
-async def test_a_nack_may_name_its_own_delay(system: System, clock: ManualClock) -> None:
+async def test_a_nack_may_name_its_own_delay(system: Engine, clock: ManualClock) -> None:
     await system.create_queue("q")
     await publish(system, b"x")
     (message,) = await system.claim("q")
@@ -393,15 +437,15 @@ async def test_a_nack_may_name_its_own_delay(system: System, clock: ManualClock)
 async def test_a_lease_that_runs_out_without_attempts_left_fails_the_message(
     root: str, clock: ManualClock
 ) -> None:
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await system.create_queue("q", options=QueueOptions(max_attempts=1, lease_ms=10))
         await publish(system, b"x")
         await system.claim("q")
     clock.advance_ms(11)
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         assert await system.claim("q") == []
         await system.close()
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         (failed,) = await system.failed("q")
 
     assert failed.error == "the lease ran out"
@@ -411,7 +455,7 @@ async def test_failed_messages_are_replayed_or_purged_wherever_they_are(
     root: str, clock: ManualClock
 ) -> None:
     options = QueueOptions(max_attempts=1, bucket=3, window=2)
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await system.create_queue("q", options=options)
         ids = await publish(system, *(b"%d" % n for n in range(10)))
         for message in await system.claim("q", 10):
@@ -428,7 +472,7 @@ async def test_failed_messages_are_replayed_or_purged_wherever_they_are(
         assert await system.purge_failed("q", *ids[1:4]) == ids[1:4]
         assert [f.message_id for f in await system.failed("q")] == ids[5:9]
         assert len((await system.failed("q"))[0].error) == 4_096
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         assert [f.message_id for f in await system.failed("q")] == ids[5:9]
         again = await system.claim("q", 10)
 
@@ -438,7 +482,7 @@ async def test_failed_messages_are_replayed_or_purged_wherever_they_are(
 # --- settings -------------------------------------------------------------------------------------
 
 
-async def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(system: System) -> None:
+async def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(system: Engine) -> None:
     await system.create_queue("q")
     await publish(system, b"x")
 
@@ -450,7 +494,7 @@ async def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(system: Syst
 
 
 async def test_a_new_filter_counts_for_what_comes_next(root: str, clock: ManualClock) -> None:
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await system.create_queue("q", filter="a = '1'")
         await publish(system, b"old", a="1")
         info = await system.update_queue("q", filter="a='2'", max_attempts=9)
@@ -458,12 +502,12 @@ async def test_a_new_filter_counts_for_what_comes_next(root: str, clock: ManualC
         await publish(system, b"new", a="2")
     assert (info.filter, info.options.max_attempts) == ("a = '2'", 9)
 
-    async with await System.open(root, clock=clock) as system:
-        assert system.get_queue("q") == info
+    async with await Engine.open(root, clock=clock) as system:
+        assert (await system.get_queue("q")) == info
         assert payloads(await system.claim("q", 10)) == [b"old", b"new"]
 
 
-async def test_the_number_in_flight_is_bounded(system: System) -> None:
+async def test_the_number_in_flight_is_bounded(system: Engine) -> None:
     await system.create_queue("q", options=QueueOptions(max_in_flight=3))
     await publish(system, *[b"x"] * 10)
 
@@ -478,28 +522,28 @@ async def test_the_number_in_flight_is_bounded(system: System) -> None:
 async def test_relaxed_claims_are_durable_with_the_next_commit(
     root: str, clock: ManualClock
 ) -> None:
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await system.create_queue("q", options=QueueOptions(relaxed_claims=True))
         await publish(system, b"x")
         (message,) = await system.claim("q")
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         assert await system.ack("q", message.receipt) == ["ok"]
 
 
 @pytest.mark.parametrize("name", ["a", "ns/topic", "a.b-c_d/E/9", "x" * 255])
-async def test_names_of_queues(memory_system: System, name: str) -> None:
+async def test_names_of_queues(memory_system: Engine, name: str) -> None:
     await memory_system.create_queue(name)
 
-    assert memory_system.list_queues() == [name]
+    assert (await memory_system.list_queues()) == [name]
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", ".a", "-a", "a b", "ä", "x" * 256, None])
-async def test_other_names_are_refused(memory_system: System, name: str) -> None:
+async def test_other_names_are_refused(memory_system: Engine, name: str) -> None:
     with pytest.raises(InvalidInputError, match="is no queue name"):
         await memory_system.create_queue(name)
 
 
-async def test_bad_arguments_are_named_and_change_nothing(memory_system: System) -> None:
+async def test_bad_arguments_are_named_and_change_nothing(memory_system: Engine) -> None:
     await memory_system.create_queue("q")
 
     with pytest.raises(QueueExistsError, match="there is a queue 'q' already"):
@@ -508,9 +552,17 @@ async def test_bad_arguments_are_named_and_change_nothing(memory_system: System)
         await memory_system.create_queue("r", filter="type ==")
     with pytest.raises(QueueNotFoundError, match="there is no queue 'r'"):
         await memory_system.claim("r")
-    for bad in ({"count": 0}, {"count": 1_001}, {"lease_ms": 0}, {"wait_ms": -1}):
+    for bad in (
+        {"count": 0},
+        {"count": 1_001},
+        {"count": True},
+        {"lease_ms": 0},
+        {"lease_ms": True},
+        {"wait_ms": -1},
+        {"consumer": ""},
+    ):
         with pytest.raises(InvalidInputError, match=next(iter(bad))):
-            await memory_system.claim("q", **bad)  # type: ignore[arg-type]
+            await memory_system.claim("q", **bad)
     with pytest.raises(InvalidInputError, match="consumer"):
         await memory_system.claim("q", consumer="x" * 256)
     await memory_system.update_queue("q", lease_ms=10, max_lease_ms=50)
@@ -524,7 +576,7 @@ async def test_bad_arguments_are_named_and_change_nothing(memory_system: System)
 # --- waiting --------------------------------------------------------------------------------------
 
 
-async def test_a_claim_waits_for_the_first_message(system: System) -> None:
+async def test_a_claim_waits_for_the_first_message(system: Engine) -> None:
     await system.create_queue("q")
     waiting = asyncio.create_task(system.claim("q", 5, wait_ms=60_000))
     await asyncio.sleep(0)
@@ -535,7 +587,7 @@ async def test_a_claim_waits_for_the_first_message(system: System) -> None:
 
 
 async def test_a_claim_waits_for_what_is_due_soon() -> None:
-    async with await System.open("memory:///") as system:
+    async with await Engine.open("memory:///") as system:
         await system.create_queue("q", options=QueueOptions(lease_ms=1, backoff_ms=1))
         await system.publish(b"x", delay_ms=20)
 
@@ -545,14 +597,21 @@ async def test_a_claim_waits_for_what_is_due_soon() -> None:
     assert [m.attempts for m in (*first, *again)] == [1, 2]
 
 
-async def test_a_claim_gives_up_after_its_wait(memory_system: System) -> None:
+async def test_a_claim_gives_up_after_its_wait(memory_system: Engine, clock: ManualClock) -> None:
     await memory_system.create_queue("q")
+    waiting = asyncio.create_task(memory_system.claim("q", wait_ms=5_000))
+    while not memory_system._queues.queue("q")._waiters:
+        await asyncio.sleep(0)
 
-    assert await memory_system.claim("q", wait_ms=1) == []
+    clock.advance_ms(4_999)
+    assert not (await asyncio.wait([waiting], timeout=0))[0]
+    clock.advance_ms(1)
+
+    assert await waiting == []
 
 
 async def test_those_who_wait_are_ended_when_the_system_closes() -> None:
-    system = await System.open("memory:///")
+    system = await Engine.open("memory:///")
     await system.create_queue("q")
     waiting = asyncio.create_task(system.claim("q", wait_ms=60_000))
     while not system._queues.queue("q")._waiters:
@@ -565,10 +624,10 @@ async def test_those_who_wait_are_ended_when_the_system_closes() -> None:
 
 
 async def test_a_second_owner_fences_consumers_too(root: str) -> None:
-    first = await System.open(root)
+    first = await Engine.open(root)
     await first.create_queue("q")
     await publish(first, b"x")
-    second = await System.open(root)
+    second = await Engine.open(root, takeover=True)
 
     with pytest.raises(FencedError):
         await first.claim("q")
@@ -580,7 +639,7 @@ async def test_a_second_owner_fences_consumers_too(root: str) -> None:
 
 
 async def test_routing_that_stopped_is_told_to_consumers(
-    memory_system: System, monkeypatch: pytest.MonkeyPatch
+    memory_system: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise MemoryError("no room")
@@ -595,7 +654,7 @@ async def test_routing_that_stopped_is_told_to_consumers(
         await memory_system.claim("q")
 
 
-async def test_a_queue_can_be_made_while_others_publish(memory_system: System) -> None:
+async def test_a_queue_can_be_made_while_others_publish(memory_system: Engine) -> None:
     publishing = True
 
     async def publish_on() -> None:
@@ -609,7 +668,7 @@ async def test_a_queue_can_be_made_while_others_publish(memory_system: System) -
     await task
     await memory_system._tailer.caught_up()
 
-    depths = [memory_system.stats(f"q{number}").available for number in range(5)]
+    depths = [(await memory_system.stats(f"q{number}")).available for number in range(5)]
     assert depths == sorted(depths, reverse=True)
 
 
@@ -617,7 +676,7 @@ async def test_every_row_of_the_queue_store_can_be_decoded_with_the_rfcs_alone(
     root: str, clock: ManualClock
 ) -> None:
     options = QueueOptions(window=2, bucket=2, max_attempts=1)
-    async with await System.open(root, clock=clock) as system:
+    async with await Engine.open(root, clock=clock) as system:
         await system.create_queue("q", options=options)
         await publish(system, *[b"x"] * 20)
         await system.publish(b"later", delay_ms=1)
@@ -638,3 +697,40 @@ async def test_every_row_of_the_queue_store_can_be_decoded_with_the_rfcs_alone(
         "queue options", "queue counters", "backlog row", "schedule row", "failure", "cursor",
         "clock", "sealed done messages", "sealed failed messages",
     }  # fmt: skip
+
+
+async def test_a_message_that_is_gone_counts_as_expired_and_holds_nobody_up(
+    memory_system: Engine,
+) -> None:
+    system = memory_system
+    await system.create_queue("q")
+    ids = await publish(system, b"gone", b"gone too", b"here")
+    rows = Rows()
+    for one in ids[:2]:  # as if the store had dropped them before their time
+        rows.delete(PayloadKey(message_id=one).encode())
+        rows.delete(MetadataLogKey(sequence=one).encode())
+    await system.stores.shards[0].commit(rows)
+    system.stores.shards[0].recent.forget(ids)
+
+    assert payloads(await system.claim("q")) == [b"here"]
+
+    stats = await system.stats("q")
+    assert (stats.expired, stats.done, stats.in_flight, stats.available) == (2, 0, 1, 0)
+
+
+async def test_whoever_has_published_finds_it_in_its_queue_at_once(memory_system: Engine) -> None:
+    await memory_system.create_queue("q")
+    for number in range(20):
+        (first, second) = await memory_system.publish_many([NewMessage(b"1"), NewMessage(b"2")])
+
+        if number % 4 == 0:
+            assert (await memory_system.stats("q")).available == 2
+        elif number % 4 == 1:
+            assert [one.message_id for one in await memory_system.peek("q", 2)] == [first, second]
+        elif number % 4 == 2:
+            page = await memory_system.browse("q", "available")
+            assert [one.message_id for one in page.entries] == [first, second]
+        claimed = await memory_system.claim("q", 2)
+
+        assert [one.message_id for one in claimed] == [first, second]
+        await memory_system.ack("q", *claimed)

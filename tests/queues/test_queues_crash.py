@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from odq_encodings import DoneMessages, RecordType, decode_any
-from opendata_queue import System
+from opendata_queue import Engine
 from opendata_queue.testing import ManualClock
 from tests.queues.consumer_process import QUEUE, SETTINGS
 
@@ -79,7 +79,7 @@ def run_and_kill(url: str, number: int, lines: int, told: Told) -> None:
             told.line(number, line)
 
 
-async def done_ids(system: System) -> list[int]:
+async def done_ids(system: Engine) -> list[int]:
     """What the store holds to be done, with repetitions, if there were any."""
     found: list[int] = []
     async for chunk in system._queues._database.scan(b"\x00", b"\xff"):
@@ -91,7 +91,7 @@ async def done_ids(system: System) -> list[int]:
     return found
 
 
-async def drain(system: System) -> dict[int, int]:
+async def drain(system: Engine) -> dict[int, int]:
     """Claim and finish all that is left; the attempts of each message."""
     left: dict[int, int] = {}
     while claimed := await system.claim(QUEUE, 500):
@@ -107,11 +107,11 @@ async def check_the_end(url: str, told: Told) -> None:
     # All leases, delays and back-offs are over by this clock. Leases that are over are taken back
     # by the first claim, and rest for their back-off: so it is turned once more.
     clock = ManualClock(time.time_ns() // 1_000_000 + HOUR_MS)
-    async with await System.open(url, settings=SETTINGS, clock=clock) as system:
+    async with await Engine.open(url, settings=SETTINGS, clock=clock) as system:
         await system._tailer.caught_up()
         everything = {e.message_id async for chunk in system.scan_log() for e in chunk}
         done = await done_ids(system)
-        assert len(done) == len(set(done)) == system.stats(QUEUE).done
+        assert len(done) == len(set(done)) == (await system.stats(QUEUE)).done
         assert told.acked.keys() <= set(done), "an acknowledged ack was forgotten"
 
         left = await drain(system)
@@ -123,7 +123,7 @@ async def check_the_end(url: str, told: Told) -> None:
         assert left.keys() | set(done) == everything, "a message is neither done nor left"
         assert all(attempts > 0 for attempts in left.values())
         assert sorted(await done_ids(system)) == sorted(everything)
-        stats = system.stats(QUEUE)
+        stats = await system.stats(QUEUE)
         assert stats.done == len(everything)
         assert (stats.available, stats.delayed, stats.in_flight, stats.failed) == (0, 0, 0, 0)
 

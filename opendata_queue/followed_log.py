@@ -1,0 +1,36 @@
+"""The log of a shard that another process writes, or wrote."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from odq_encodings import MessageMetadata
+from opendata_queue.errors import OdqError, StoreUnavailableError
+from opendata_queue.shard_readers import ShardReaders, is_not_there
+
+
+class FollowedLog:
+    """Scans through whatever reader is open; one that fails is opened again for the next scan."""
+
+    def __init__(self, readers: ShardReaders, shard: int) -> None:
+        self._readers = readers
+        self._shard = shard
+
+    async def scan(
+        self, from_sequence: int = 0, *, limit: int | None = None
+    ) -> AsyncIterator[list[MessageMetadata]]:
+        """The entries from ``from_sequence`` on; none while the shard has no database."""
+        try:
+            async with self._readers.using(self._shard) as reader:
+                try:
+                    async for chunk in reader.log.scan(from_sequence, limit=limit):
+                        yield chunk
+                except OdqError:
+                    self._readers.renew(self._shard, reader)
+                    raise
+        except OdqError as error:
+            if not is_not_there(error):
+                # Whatever it is, the shards of others must not stop this process.
+                raise StoreUnavailableError(
+                    f"could not read the log of shard {self._shard}: {error}"
+                ) from error

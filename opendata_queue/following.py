@@ -1,0 +1,147 @@
+"""All shards that the owner of the queue store follows: its own, those of others, bulk shards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from opendata_queue.bulk_routing import BulkRouting
+from opendata_queue.commit_files import CommitFiles
+from opendata_queue.errors import OdqError
+from opendata_queue.live_follower import LiveFollower
+from opendata_queue.queue_store import QueueStore
+from opendata_queue.shard_files import ShardFiles, is_bulk
+from opendata_queue.shard_readers import ShardReaders
+from opendata_queue.store import Objects, StoreKind
+from opendata_queue.tailer import Tailer
+from opendata_queue.tasks import end_tasks
+
+logger = logging.getLogger(__name__)
+
+_OWNERS_SHARD: Final = 0
+_LOOK_MS: Final = 1_000
+# A list on S3 costs as much as a thousand reads of a local file.
+_LOOK_S3_MS: Final = 2_000
+_SHARDS_EVERY: Final = 3
+_COMMITS_AT_ONCE: Final = 1_000
+
+
+class Following:
+    """Finds the shards of a root, and routes each of them once."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        store: QueueStore,
+        readers: ShardReaders,
+        own: tuple[int, Tailer] | None,
+    ) -> None:
+        self._store = store
+        self._readers = readers
+        self.own: Tailer | None = None
+        """What follows the shard that this process writes."""
+        self._own_shard: int | None = None
+        if own is not None:
+            self._own_shard, self.own = own
+        self._files = ShardFiles(objects)
+        self._live: dict[int, LiveFollower] = {}
+        self._looking = asyncio.Lock()
+        self._pause_ms = _LOOK_S3_MS if objects.location.kind is StoreKind.S3 else _LOOK_MS
+        self.bulk = BulkRouting(CommitFiles(objects), store, readers)
+        self._discovering: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Find what is there, and go on looking."""
+        await self.look_for_shards()
+        self._discovering = asyncio.create_task(self._discover(), name="look for shards")
+
+    def check_running(self) -> None:
+        """Raise what stopped the routing of the own shard, or of all."""
+        if self.own is not None:
+            self.own.check_running()
+        self.bulk.check_running()
+        task = self._discovering
+        if task is not None and task.done() and not task.cancelled():
+            task.result()
+
+    async def own_is_routed(self, *, patient: bool = True) -> None:
+        """Wait until what was published here is in its queues, most often not at all.
+
+        Whoever is not patient waits for a part of it, if it is much.
+        """
+        if self.own is not None:
+            await self.own.handed_over_is_routed(patient=patient)
+
+    def cursors(self) -> dict[int, int]:
+        """Up to where the log of each live shard is routed."""
+        cursors = {shard: follower.cursor for shard, follower in self._live.items()}
+        if self.own is not None and self._own_shard is not None:
+            cursors[self._own_shard] = self.own.cursor
+        return cursors
+
+    @property
+    def followed(self) -> list[int]:
+        """The live shards that others write."""
+        return list(self._live)
+
+    async def all_caught_up(self, own_end: int | None) -> None:
+        """Wait until everything is routed that was acknowledged before, bulk shards apart.
+
+        Those that are committed are registered, for the queues that are there now.
+        """
+        self.check_running()
+        if self.own is not None:
+            await self.own.caught_up(own_end)
+        await self.look_for_shards()
+        await asyncio.gather(*(follower.caught_up() for follower in self._live.values()))
+        await self.bulk.look()
+
+    async def caught_up_with(self, message_id: int) -> None:
+        """Wait until a message that is there is routed, if it is in a live shard."""
+        shard, sequence = message_id >> 32, message_id & 0xFFFF_FFFF
+        if self.own is not None and shard == self._own_shard:
+            await self.own.caught_up(sequence + 1)
+        elif shard in self._live:
+            await self._live[shard].caught_up_with(sequence + 1)
+
+    async def is_visible(self, shard: int) -> bool:
+        """Whether the messages of a shard are for everybody to see."""
+        return not is_bulk(shard) or await self._store.cursor(shard) is not None
+
+    async def look_for_shards(self) -> None:
+        """Follow all live shards that are there now."""
+        async with self._looking:
+            numbers = await self._files.live_shards()
+            if self._own_shard != _OWNERS_SHARD:
+                numbers.append(_OWNERS_SHARD)
+            for shard in numbers:
+                if shard not in self._live and shard != self._own_shard:
+                    follower = await LiveFollower.start(shard, self._store, self._readers)
+                    self._live[shard] = follower
+                    logger.info("following shard %d from sequence %d", shard, follower.cursor)
+
+    async def close(self) -> None:
+        """Stop; what is not routed yet will be, after the next open."""
+        await end_tasks([self._discovering])
+        for follower in self._live.values():
+            await follower.close()
+        await self.bulk.close()
+        if self.own is not None:
+            await self.own.close()
+
+    async def _discover(self) -> None:
+        """Look for commits, and now and then for live shards: about one list each time."""
+        turn = 0
+        while True:
+            lists = 1
+            try:
+                lists += await self.bulk.look() // _COMMITS_AT_ONCE
+                if turn % _SHARDS_EVERY == 0:
+                    await self.look_for_shards()
+            except OdqError as error:
+                self._store.committer.check_open()
+                logger.warning("could not look for new shards: %s", error)
+            turn += 1
+            # Not by the clock: the store goes on when a clock stands still.
+            await asyncio.sleep(lists * self._pause_ms / 1000)

@@ -1,0 +1,270 @@
+"""One process of several that publish to a root, each into a live shard of its own (RFC 0008)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, NoReturn, Self
+
+from odq_encodings import MessageMetadata
+from opendata_queue.beside import Beside
+from opendata_queue.clock import Clock, SystemClock
+from opendata_queue.errors import FencedError
+from opendata_queue.interface import (
+    AsyncSystem,
+    BrowsedState,
+    FailedMessage,
+    MessageHistory,
+    Outcome,
+    QueueInfo,
+    QueuePage,
+    QueueStats,
+    Start,
+)
+from opendata_queue.messages import ClaimedMessage, NewMessage, PeekedMessage, StoredMessage
+from opendata_queue.owner_files import DEFAULT_LEASE_MS
+from opendata_queue.ownership import Ownership
+from opendata_queue.queue_options import QueueOptions
+from opendata_queue.roles import queues_are_elsewhere, take_live_shard
+from opendata_queue.shard import MessageShard, PublishOptions
+from opendata_queue.store import Figure, Objects, StoreSettings
+from opendata_queue.system import SystemDescriptor, open_root
+from opendata_queue.views import stored
+
+
+class Ingest(AsyncSystem):
+    """Publishes, and reads back what was published here; queues are the business of others.
+
+    What it acknowledges is durable, whether or not anybody serves the queues: it is routed when
+    somebody does.
+    """
+
+    def __init__(
+        self,
+        descriptor: SystemDescriptor,
+        objects: Objects,
+        shard_number: int,
+        shard: MessageShard,
+        ownership: Ownership,
+    ) -> None:
+        super().__init__()
+        self.descriptor = descriptor
+        self.shard_number = shard_number
+        self._objects = objects
+        self._shard = shard
+        self._ownership = ownership
+        self.on_lost: Callable[[FencedError], None] | None = None
+        """Told when another process writes this shard, even if nobody calls."""
+        ownership.on_lost = self._step_down
+        ownership.has_failed = lambda: shard.has_failed
+        self._closing: asyncio.Task[None] | None = None
+        self._beside = Beside()
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        settings: StoreSettings | None = None,
+        options: PublishOptions | None = None,
+        clock: Clock | None = None,
+        address: str | None = None,
+        name: str | None = None,
+        owner_lease_ms: int = DEFAULT_LEASE_MS,
+    ) -> Self:
+        """Become a publisher of the root at ``url``; any number may be that at once.
+
+        It goes on with the shard of a publisher that is gone. Of those on other machines it waits
+        for a sign of life, for as long as their ``owner_lease_ms``.
+        """
+        clock = clock or SystemClock()
+        objects = Objects.open(url, settings or StoreSettings())
+        descriptor = await open_root(objects, clock)
+        number, ownership = await take_live_shard(
+            objects, clock, address=address, name=name, lease_ms=owner_lease_ms
+        )
+        try:
+            shard = await MessageShard.open(
+                objects, number, clock=clock, options=options or PublishOptions()
+            )
+        except BaseException:
+            await ownership.release()
+            raise
+        opened = cls(descriptor, objects, number, shard, ownership)
+        try:
+            # Who was taken over while it opened has fenced its successor, and must give way.
+            await ownership.check()
+        except BaseException:
+            await opened.close()
+            raise
+        return opened
+
+    # --- publishing and reading -------------------------------------------------------------------
+
+    async def publish_many(self, messages: Sequence[NewMessage]) -> list[int]:
+        return await self._shard.publish_many(messages)
+
+    async def publish_once(self, messages: Sequence[NewMessage], key: str) -> list[int]:
+        """As ``Engine.publish_once``. Keys are known to this shard alone: try again here."""
+        return await self._shard.publish_once(messages, key)
+
+    async def knows(self, messages: Sequence[NewMessage], key: str | None) -> bool:
+        """Whether these messages were published here under their keys, or under one for all."""
+        return await self._shard.knows(messages, key)
+
+    async def read_many(self, message_ids: Iterable[int]) -> list[StoredMessage | None]:
+        """Messages that were published here; none for those of other shards."""
+        ids = list(message_ids)
+        found = await self._shard.read_many(ids)
+        mine = self.shard_number
+        return [stored(m) if one >> 32 == mine else None for one, m in zip(ids, found, strict=True)]
+
+    def scan_log(
+        self, from_sequence: int = 0, *, limit: int | None = None
+    ) -> AsyncIterator[list[MessageMetadata]]:
+        """The metadata of all messages of this shard, in the order of publishing."""
+        return self._shard.log.scan(from_sequence, limit=limit)
+
+    def figures(self) -> Iterator[Figure]:
+        """How commits and requests to the store have fared."""
+        yield from self._shard.figures()
+        yield from self._objects.figures()
+        yield from self._beside.figures()
+
+    # --- beside -----------------------------------------------------------------------------------
+
+    @property
+    def shard(self) -> MessageShard:
+        """For those who look after what is stored, like retention."""
+        return self._shard
+
+    def run_beside(
+        self,
+        work: Coroutine[Any, Any, None],
+        figures: Callable[[], Iterable[Figure]] | None = None,
+    ) -> None:
+        """As ``Engine.run_beside``."""
+        self._beside.run(work, figures)
+
+    # --- closing ----------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Make durable what is under way, and leave the shard to the next publisher."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await self._beside.close()
+        await self._let_go()
+        try:
+            await self._shard.close()
+        finally:
+            await self._ownership.release()
+
+    def _step_down(self, error: FencedError) -> None:
+        self._shard.step_down(error)
+        if self.on_lost is not None:
+            self.on_lost(error)
+
+    # --- what others do ---------------------------------------------------------------------------
+
+    async def _refuse(self) -> NoReturn:
+        raise await queues_are_elsewhere(self._objects)
+
+    async def create_queue(
+        self,
+        name: str,
+        *,
+        filter: str = "",
+        options: QueueOptions | None = None,
+        start: Start = "now",
+    ) -> QueueInfo:
+        return await self._refuse()
+
+    async def update_queue(
+        self, name: str, *, filter: str | None = None, **options: Any
+    ) -> QueueInfo:
+        return await self._refuse()
+
+    async def purge_queue(self, name: str) -> int:
+        return await self._refuse()
+
+    async def delete_queue(self, name: str) -> None:
+        await self._refuse()
+
+    async def get_queue(self, name: str) -> QueueInfo:
+        return await self._refuse()
+
+    async def list_queues(self) -> list[str]:
+        return await self._refuse()
+
+    async def stats(self, name: str) -> QueueStats:
+        return await self._refuse()
+
+    async def peek(self, name: str, count: int = 1) -> list[PeekedMessage]:
+        return await self._refuse()
+
+    async def browse(
+        self, name: str, state: BrowsedState, *, after: str | None = None, limit: int = 100
+    ) -> QueuePage:
+        return await self._refuse()
+
+    async def history(self, message_id: int) -> MessageHistory | None:
+        return await self._refuse()
+
+    async def claim(
+        self,
+        name: str,
+        count: int = 1,
+        *,
+        consumer: str | None = None,
+        lease_ms: int | None = None,
+        wait_ms: int = 0,
+    ) -> list[ClaimedMessage]:
+        return await self._refuse()
+
+    async def ack(self, name: str, *receipts: str | ClaimedMessage) -> list[Outcome]:
+        return await self._refuse()
+
+    async def nack(
+        self,
+        name: str,
+        *receipts: str | ClaimedMessage,
+        error: str = "",
+        delay_ms: int | None = None,
+    ) -> list[Outcome]:
+        return await self._refuse()
+
+    async def release(self, name: str, *receipts: str | ClaimedMessage) -> list[Outcome]:
+        return await self._refuse()
+
+    async def extend(
+        self, name: str, *receipts: str | ClaimedMessage, lease_ms: int | None = None
+    ) -> list[int | None]:
+        return await self._refuse()
+
+    async def failed(
+        self, name: str, *, filter: str | None = None, after_id: int = -1, limit: int = 100
+    ) -> list[FailedMessage]:
+        return await self._refuse()
+
+    async def replay(
+        self,
+        name: str,
+        *message_ids: int,
+        all: bool = False,
+        filter: str | None = None,
+        limit: int = 10_000,
+    ) -> list[int]:
+        return await self._refuse()
+
+    async def purge_failed(
+        self,
+        name: str,
+        *message_ids: int,
+        all: bool = False,
+        filter: str | None = None,
+        limit: int = 10_000,
+    ) -> list[int]:
+        return await self._refuse()

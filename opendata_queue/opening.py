@@ -1,0 +1,233 @@
+"""The front door: a URL in, a system out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from opendata_queue.clock import Clock
+from opendata_queue.committer import CommitLimits
+from opendata_queue.engine import Engine
+from opendata_queue.errors import InvalidInputError, StoreAccessError, WrongContextError
+from opendata_queue.interface import AsyncSystem
+from opendata_queue.owner_files import DEFAULT_LEASE_MS, broker_address
+from opendata_queue.ownership import Vacancy
+from opendata_queue.read_only import ReadOnlySystem
+from opendata_queue.roles import publishing_is_elsewhere
+from opendata_queue.shard import PublishOptions
+from opendata_queue.store import Location, Objects, StoreKind, StoreSettings
+from opendata_queue.sync import System
+
+if TYPE_CHECKING:
+    from opendata_queue.client import ClientOptions
+
+_REMOTE = ("http://", "https://")
+_opened_in: int | None = None
+
+
+async def open_async(
+    url: str,
+    *,
+    settings: StoreSettings | None = None,
+    options: PublishOptions | None = None,
+    queue_limits: CommitLimits | None = None,
+    clock: Clock | None = None,
+    lease_grace_ms: int = 0,
+    takeover: bool | Vacancy = False,
+    address: str | None = None,
+    name: str | None = None,
+    owner_lease_ms: int = DEFAULT_LEASE_MS,
+    read_only: bool = False,
+    retention: bool = True,
+    token: str | None = None,
+) -> AsyncSystem:
+    """Open the system at ``url``, for use with ``await``.
+
+    ``memory:///name``, ``file:///path`` and ``s3://bucket/prefix`` are opened in this process,
+    which becomes their one owner; ``OwnedError`` if another process is that already. See
+    ``Engine.open`` for the rest. ``http://host:port`` is the system of a broker, which may ask for
+    a ``token``; what is about the store or its owner is not for it.
+
+    With ``read_only`` a root is looked at, whoever serves it: ``list_queues``, ``get_queue``,
+    ``stats``, ``peek``, ``browse``, ``history``, ``failed`` and ``read`` work, a second behind at
+    most; nothing is written, and what would change something raises ``WrongContextError``.
+
+    To use a root that a broker serves, without its URL, see ``connect_async``.
+
+    With ``retention`` what is past its time is removed in the background, once a minute.
+    """
+    if url.startswith(_REMOTE):
+        _check_remote(
+            settings=settings,
+            options=options,
+            queue_limits=queue_limits,
+            lease_grace_ms=lease_grace_ms or None,
+            takeover=takeover or None,
+            address=address,
+            name=name,
+            read_only=read_only or None,
+        )
+        return await _connect(url, _client_options(url, token), clock)
+    if token is not None:
+        raise InvalidInputError(f"a token is for a broker, and {url!r} is none")
+    _check_process()
+    if read_only:
+        return await _look_at(
+            url, settings, clock, options=options, takeover=takeover, address=address, name=name
+        )
+    engine = await Engine.open(
+        url,
+        settings=settings,
+        options=options,
+        queue_limits=queue_limits,
+        clock=clock,
+        lease_grace_ms=lease_grace_ms,
+        takeover=takeover,
+        address=address,
+        name=name,
+        owner_lease_ms=owner_lease_ms,
+    )
+    if retention:
+        # Here, since it imports what this module makes known.
+        from odq_compactor import look_after
+
+        look_after(engine)
+    return engine
+
+
+def open(
+    url: str,
+    *,
+    settings: StoreSettings | None = None,
+    options: PublishOptions | None = None,
+    queue_limits: CommitLimits | None = None,
+    clock: Clock | None = None,
+    lease_grace_ms: int = 0,
+    takeover: bool | Vacancy = False,
+    address: str | None = None,
+    name: str | None = None,
+    owner_lease_ms: int = DEFAULT_LEASE_MS,
+    read_only: bool = False,
+    retention: bool = True,
+    token: str | None = None,
+    timeout_ms: int | None = None,
+) -> System:
+    """Open the system at ``url``, for code that blocks. See ``open_async``."""
+    return System.opened_by(
+        lambda: open_async(
+            url,
+            settings=settings,
+            options=options,
+            queue_limits=queue_limits,
+            clock=clock,
+            lease_grace_ms=lease_grace_ms,
+            takeover=takeover,
+            address=address,
+            name=name,
+            owner_lease_ms=owner_lease_ms,
+            read_only=read_only,
+            retention=retention,
+            token=token,
+        ),
+        timeout_ms,
+    )
+
+
+async def connect_async(
+    url: str,
+    *,
+    token: str | None = None,
+    options: ClientOptions | None = None,
+    settings: StoreSettings | None = None,
+    clock: Clock | None = None,
+) -> AsyncSystem:
+    """Connect to the broker that serves the root at ``url``, for use with ``await``.
+
+    ``file:///path`` or ``s3://bucket/prefix``: the store says where it is served, and when another
+    broker takes over, it is followed. Nothing is owned here, and nothing is made; if nobody serves
+    the root it is a ``StoreUnavailableError``. A broker's own URL does as well.
+
+    ``options`` are of the client (``opendata_queue.client.ClientOptions``), ``settings`` of the
+    store.
+    """
+    options = _client_options(url, token, options)
+    if url.startswith(_REMOTE):
+        _check_remote(settings=settings)
+        return await _connect(url, options, clock)
+    location = Location.parse(url)
+    if location.kind is StoreKind.FILE and not location.folder.is_dir():
+        raise StoreAccessError(f"there is no root at {url}: make one with `odq init {url}`")
+    objects = Objects.open(url, settings or StoreSettings())
+
+    async def find() -> str | None:
+        address = await broker_address(objects)
+        return address or (await publishing_is_elsewhere(objects)).address
+
+    return await _connect(url, options, clock, find)
+
+
+def connect(
+    url: str,
+    *,
+    token: str | None = None,
+    options: ClientOptions | None = None,
+    settings: StoreSettings | None = None,
+    clock: Clock | None = None,
+    timeout_ms: int | None = None,
+) -> System:
+    """Connect to the broker that serves a root, for code that blocks. See ``connect_async``."""
+    return System.opened_by(
+        lambda: connect_async(url, token=token, options=options, settings=settings, clock=clock),
+        timeout_ms,
+    )
+
+
+async def _look_at(
+    url: str, settings: StoreSettings | None, clock: Clock | None, **for_owners: object
+) -> AsyncSystem:
+    for what, value in for_owners.items():
+        if value:
+            raise InvalidInputError(f"{what} is for owners, and can't be given with read_only")
+    return await ReadOnlySystem.open(url, settings=settings, clock=clock)
+
+
+async def _connect(
+    url: str,
+    options: ClientOptions,
+    clock: Clock | None,
+    find: Callable[[], Awaitable[str | None]] | None = None,
+) -> AsyncSystem:
+    from opendata_queue.client import RemoteSystem
+
+    return await RemoteSystem.open(url, options=options, clock=clock, find=find)
+
+
+def _client_options(
+    url: str, token: str | None, options: ClientOptions | None = None
+) -> ClientOptions:
+    try:
+        from opendata_queue.client import ClientOptions
+    except ImportError as error:
+        raise StoreAccessError(f"{error}: install opendata-queue[client] to reach {url}") from error
+    if options is None:
+        return ClientOptions(token=token)
+    return options if token is None else replace(options, token=token)
+
+
+def _check_remote(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidInputError(f"{name} is for a root, and can't be given for a broker")
+
+
+def _check_process() -> None:
+    """Refuse a fork of a process that has opened something: the store's threads are not in it."""
+    global _opened_in
+    if _opened_in not in (None, os.getpid()):
+        raise WrongContextError(
+            f"process {_opened_in} opened a system before it forked this one, {os.getpid()}, where "
+            "the store can't work: fork before the first open, or start processes with 'spawn'"
+        )
+    _opened_in = os.getpid()

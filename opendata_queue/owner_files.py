@@ -1,0 +1,211 @@
+"""The files that say who serves a root (RFC 0007): reading them disturbs nobody."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from opendata_queue.errors import StoreUnavailableError
+from opendata_queue.process_identity import ProcessIdentity
+from opendata_queue.store import Location, Objects, StoreKind, StoreSettings
+
+QUEUES_ROLE: Final = "queues"
+DEFAULT_LEASE_MS: Final = 10_000
+MIN_LEASE_MS: Final = 100
+MAX_LEASE_MS: Final = 600_000
+
+_OWNER: Final = "json"
+_ALIVE: Final = "alive.json"
+_RELEASED: Final = "released.json"
+_NAME: Final = re.compile(r"(\d{20})\.(json|alive\.json|released\.json)")
+_TRIES: Final = 10
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def messages_role(shard: int) -> str:
+    """The role of whoever writes a live shard."""
+    return f"messages-{shard:05}"
+
+
+class Owner(BaseModel):
+    """Who holds a role: ``<epoch>.json``."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    holder: str
+    name: str
+    host: str
+    machine: str | None
+    pid: int
+    process_start: str | None
+    address: str | None
+    lease_ms: Annotated[int, Field(ge=MIN_LEASE_MS, le=MAX_LEASE_MS)]
+    taken_at: int
+
+    @property
+    def process(self) -> ProcessIdentity:
+        return ProcessIdentity(machine=self.machine, pid=self.pid, start=self.process_start)
+
+    def __str__(self) -> str:
+        where = f" at {self.address}" if self.address else ""
+        return f"{self.name!r}{where} (host {self.host}, process {self.pid})"
+
+
+class Heartbeat(BaseModel):
+    """That the holder lives: ``<epoch>.alive.json``."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    holder: str
+    count: int
+    at: int
+
+
+class Release(BaseModel):
+    """That the holder has given the role up: ``<epoch>.released.json``."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    holder: str
+    at: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tenure:
+    """The newest epoch of a role, as it was found. ``owner`` is none if its file is damaged."""
+
+    epoch: int
+    owner: Owner | None
+    heartbeat: Heartbeat | None
+    released: bool
+
+    @property
+    def lease_ms(self) -> int:
+        return DEFAULT_LEASE_MS if self.owner is None else self.owner.lease_ms
+
+    @property
+    def count(self) -> int:
+        """How many heartbeats there were."""
+        return 0 if self.heartbeat is None else self.heartbeat.count
+
+    @property
+    def last_sign_at(self) -> int | None:
+        """When its owner last gave a sign of life, by the owner's clock."""
+        if self.heartbeat is not None:
+            return self.heartbeat.at
+        return None if self.owner is None else self.owner.taken_at
+
+
+class OwnerFiles:
+    """The files of one role."""
+
+    __slots__ = ("_folder", "_objects", "role")
+
+    def __init__(self, objects: Objects, role: str) -> None:
+        self.role = role
+        self._objects = objects
+        self._folder = f"owners/{role}"
+
+    def __str__(self) -> str:
+        return f"{self.role} of {self._objects.location}"
+
+    async def newest(self) -> Tenure | None:
+        """The newest epoch; none if the role was never held."""
+        for _ in range(_TRIES):
+            found = await self._found()
+            epochs = [epoch for epoch, kinds in found.items() if _OWNER in kinds]
+            if not epochs:
+                return None
+            epoch = max(epochs)
+            owner = await self._objects.read(self._path(epoch, _OWNER))
+            if owner is None:
+                continue  # a newer one has removed it since the list
+            alive = None
+            if _ALIVE in found[epoch]:
+                alive = await self._objects.read(self._path(epoch, _ALIVE))
+            return Tenure(
+                epoch=epoch,
+                owner=_parsed(Owner, owner),
+                heartbeat=_parsed(Heartbeat, alive),
+                released=_RELEASED in found[epoch],
+            )
+        raise StoreUnavailableError(f"{self} changes hands faster than it can be read")
+
+    async def is_newest(self, epoch: int) -> bool:
+        """Whether an epoch is there, and none above it."""
+        found = await self._found()
+        return epoch == max((one for one, kinds in found.items() if _OWNER in kinds), default=0)
+
+    async def create(self, epoch: int, owner: Owner) -> bool:
+        """Try to create an epoch; it is won if it is the newest then."""
+        return await self._objects.create(self._path(epoch, _OWNER), _bytes(owner))
+
+    async def beat(self, epoch: int, heartbeat: Heartbeat) -> None:
+        # Who is alive after a loss of power beats again: no need to make it last.
+        await self._objects.write(self._path(epoch, _ALIVE), _bytes(heartbeat), sync=False)
+
+    async def release(self, epoch: int, release: Release) -> None:
+        await self._objects.create(self._path(epoch, _RELEASED), _bytes(release))
+
+    async def remove_below(self, epoch: int) -> None:
+        """Remove what older epochs have left."""
+        for older, kinds in sorted((await self._found()).items()):
+            if older < epoch:
+                for kind in kinds:
+                    await self._objects.delete(self._path(older, kind))
+
+    async def _found(self) -> dict[int, set[str]]:
+        found: dict[int, set[str]] = defaultdict(set)
+        for name in await self._objects.names(self._folder):
+            if (match := _NAME.fullmatch(name)) is not None:
+                found[int(match[1])].add(match[2])
+        return found
+
+    def _path(self, epoch: int, kind: str) -> str:
+        return f"{self._folder}/{epoch:020}.{kind}"
+
+
+async def current_owner(objects: Objects, role: str = QUEUES_ROLE) -> Owner | None:
+    """Who serves a role, as far as the store knows; none if nobody does, or ever did.
+
+    It may be gone: only who tries to take the role over finds that out.
+    """
+    tenure = await OwnerFiles(objects, role).newest()
+    return None if tenure is None or tenure.released else tenure.owner
+
+
+async def broker_address(objects: Objects, roles: Iterable[str] = (QUEUES_ROLE,)) -> str | None:
+    """The URL at which a root is served; none if it is not. Look again if nobody answers there."""
+    for role in roles:
+        owner = await current_owner(objects, role)
+        if owner is not None and owner.address is not None:
+            return owner.address
+    return None
+
+
+async def find_broker(url: str, *, settings: StoreSettings | None = None) -> str | None:
+    """The URL at which the root at ``url`` is served; none if it is not. Nothing is created."""
+    location = Location.parse(url)
+    if location.kind is StoreKind.FILE and not location.folder.is_dir():
+        return None
+    return await broker_address(Objects.open(url, settings or StoreSettings()))
+
+
+def _bytes(model: BaseModel) -> bytes:
+    return model.model_dump_json().encode()
+
+
+def _parsed(model: type[M], data: bytes | None) -> M | None:
+    """What a file says; none if it is damaged: a root must not be lost for that."""
+    if data is None:
+        return None
+    try:
+        return model.model_validate_json(data)
+    except ValidationError:
+        return None

@@ -1,0 +1,394 @@
+"""Taking the roles of a root, keeping them, and giving them up (RFC 0007).
+
+SlateDB's fencing keeps the data safe whatever happens here. This module sees to it that nobody is
+fenced by accident.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import secrets
+import socket
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from opendata_queue.clock import Clock
+from opendata_queue.errors import (
+    FencedError,
+    InvalidInputError,
+    OdqError,
+    OwnedError,
+    StoreUnavailableError,
+)
+from opendata_queue.owner_files import (
+    DEFAULT_LEASE_MS,
+    MAX_LEASE_MS,
+    MIN_LEASE_MS,
+    QUEUES_ROLE,
+    Heartbeat,
+    Owner,
+    OwnerFiles,
+    Release,
+    Tenure,
+    messages_role,
+)
+from opendata_queue.process_identity import ProcessIdentity
+from opendata_queue.store import Objects
+from opendata_queue.tasks import end_tasks
+
+logger = logging.getLogger(__name__)
+
+ALL_ROLES: Final = (QUEUES_ROLE, messages_role(0))
+"""What a process holds that does everything, in the order in which they are taken."""
+
+_BEATS_PER_LEASE: Final = 3
+_LOOKS_PER_LEASE: Final = 10
+_RELEASE_TIMEOUT_MS: Final = 5_000
+_LONGEST_NAME: Final = 255
+
+_held_here: weakref.WeakValueDictionary[str, Ownership] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vacancy:
+    """What a standby has found: the epoch of each role after which it may come; 0 for none.
+
+    Given to ``takeover``, it takes over from exactly these, and from nobody who came meanwhile.
+    """
+
+    epochs: Mapping[str, int]
+
+
+class Verdict(enum.Enum):
+    """What can be said of the owner of a role without waiting."""
+
+    GONE = enum.auto()
+    ALIVE = enum.auto()
+    UNKNOWN = enum.auto()
+
+
+def judge(tenure: Tenure | None, clock: Clock) -> Verdict:
+    """Whether there is an owner, by what is known without waiting."""
+    if tenure is None or tenure.released:
+        return Verdict.GONE
+    owner = tenure.owner
+    if owner is None:
+        return Verdict.UNKNOWN
+    here = _held_here.get(owner.holder)
+    if here is not None and here.is_kept:
+        return Verdict.ALIVE
+    process = owner.process
+    if process == ProcessIdentity.of_this_process() and process.machine is not None:
+        return Verdict.GONE  # it was ours, and was let go without being closed
+    lives = process.lives()
+    if lives is False:
+        return Verdict.GONE
+    # Our clock is the owner's clock: a heartbeat that is not fresh may still be on its way.
+    last = tenure.last_sign_at
+    if lives and last is not None and abs(clock.now_ms() - last) <= owner.lease_ms:
+        return Verdict.ALIVE
+    return Verdict.UNKNOWN
+
+
+class Ownership:
+    """The roles that one process holds of a root, kept by a task of its own.
+
+    ``on_lost`` is called once, in the event loop, when somebody else has taken one of them. Once
+    ``has_failed`` says so, there are no more heartbeats: what does not work must not keep others
+    from taking over.
+    """
+
+    def __init__(self, files: Sequence[OwnerFiles], owner: Owner, clock: Clock) -> None:
+        self.owner = owner
+        self.epochs: dict[str, int] = {}
+        self.on_lost: Callable[[FencedError], None] | None = None
+        self.has_failed: Callable[[], bool] = lambda: False
+        self._files = files
+        self._clock = clock
+        self._count = 0
+        self._lost: FencedError | None = None
+        self._written_at = clock.now_ms()
+        self._warned = False
+        self._loop = asyncio.get_running_loop()
+        self._keeping: asyncio.Task[None] | None = None
+        self._released = False
+
+    @classmethod
+    async def acquire(
+        cls,
+        objects: Objects,
+        roles: Sequence[str] = ALL_ROLES,
+        *,
+        clock: Clock,
+        takeover: bool | Vacancy = False,
+        address: str | None = None,
+        name: str | None = None,
+        lease_ms: int = DEFAULT_LEASE_MS,
+    ) -> Self:
+        """Take roles, all or none; ``OwnedError`` if another process serves one of them.
+
+        Where it can't be told whether an owner is alive, this waits for as long as that one's
+        lease, or until it gives a sign of life. With ``takeover=True`` nobody is asked.
+        """
+        owner = _this_process(clock, address, name, lease_ms)
+        files = [OwnerFiles(objects, role) for role in roles]
+        taken = cls(files, owner, clock)
+        _held_here[owner.holder] = taken
+        try:
+            for one in files:
+                before = await _epoch_before(one, clock, takeover)
+                await taken._take(one, before + 1)
+        except BaseException:
+            await taken.release()
+            raise
+        taken._keeping = asyncio.create_task(taken._keep(), name=f"keep {objects.location}")
+        return taken
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the roles are being taken, or held with heartbeats that go on."""
+        if self._released or self._loop.is_closed():
+            return False
+        return self._keeping is None or not self._keeping.done()
+
+    async def check(self) -> None:
+        """Raise ``FencedError`` if somebody else has taken a role meanwhile."""
+        await self._look_for_others()
+        if self._lost is not None:
+            raise self._lost.with_traceback(None)
+
+    async def release(self) -> None:
+        """Give the roles up. What can't be written is logged: others then wait for the lease."""
+        await end_tasks([self._keeping])
+        already, self._released = self._released, True
+        if already or self._lost is not None:
+            return
+        release = Release(holder=self.owner.holder, at=self._clock.now_ms())
+        try:
+            async with asyncio.timeout(_RELEASE_TIMEOUT_MS / 1000):
+                for one in self._files:
+                    if one.role in self.epochs:
+                        await one.release(self.epochs[one.role], release)
+        except (OdqError, TimeoutError) as error:
+            logger.warning(
+                "could not say that %s was given up: %s", self.owner, str(error) or "no answer"
+            )
+
+    async def _take(self, files: OwnerFiles, epoch: int) -> None:
+        if not await files.create(epoch, self.owner):
+            # Whoever was faster did so just now: there is no need to wait for its heartbeat.
+            raise _refusal(files, await files.newest())
+        self.epochs[files.role] = epoch
+        if not await files.is_newest(epoch):
+            # We were so slow that this number had been used, and removed, by others.
+            raise _refusal(files, await files.newest())
+
+    # --- keeping ----------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        await self._tidy_up()
+        while self._lost is None:
+            pause_ms = self.owner.lease_ms // _BEATS_PER_LEASE
+            await self._clock.wait_until(self._clock.now_ms() + pause_ms)
+            if self.has_failed():
+                logger.warning("%s has failed: close it and open it again", self.owner)
+                return
+            await asyncio.gather(self._beat(), self._watch())
+
+    async def _tidy_up(self) -> None:
+        try:
+            for one in self._files:
+                await one.remove_below(self.epochs[one.role])
+        except OdqError as error:
+            logger.info("could not remove the files of earlier owners: %s", error)
+
+    async def _beat(self) -> None:
+        self._count += 1
+        now = self._clock.now_ms()
+        heartbeat = Heartbeat(holder=self.owner.holder, count=self._count, at=now)
+        try:
+            async with asyncio.timeout(self.owner.lease_ms / 1000):
+                for one in self._files:
+                    await one.beat(self.epochs[one.role], heartbeat)
+        except (OdqError, TimeoutError) as error:
+            silent_ms = self._clock.now_ms() - self._written_at
+            if silent_ms > self.owner.lease_ms and not self._warned:
+                self._warned = True
+                logger.warning(
+                    "no heartbeat could be written for %s ms, a standby may take over: %s",
+                    silent_ms,
+                    str(error) or "no answer",
+                )
+        else:
+            self._written_at = now
+            self._warned = False
+
+    async def _watch(self) -> None:
+        try:
+            async with asyncio.timeout(self.owner.lease_ms / 1000):
+                await self._look_for_others()
+        except (OdqError, TimeoutError) as error:
+            logger.info("could not look for other owners: %s", str(error) or "no answer")
+
+    async def _look_for_others(self) -> None:
+        for one in self._files:
+            if self._lost is None and not await one.is_newest(self.epochs[one.role]):
+                self._step_down(one)
+
+    def _step_down(self, files: OwnerFiles) -> None:
+        self._lost = FencedError(f"another process has taken over {files}")
+        logger.warning("%s", self._lost)
+        if self.on_lost is not None:
+            self.on_lost(self._lost)
+
+
+async def stand_by(objects: Objects, roles: Sequence[str] = ALL_ROLES, *, clock: Clock) -> Vacancy:
+    """Wait until the owner of each role is gone, has given up, or is silent for its lease.
+
+    What it returns is for ``takeover``: if another standby was faster, that raises ``OwnedError``,
+    and one stands by again.
+    """
+    watches = [_Watch(OwnerFiles(objects, role), clock) for role in roles]
+    while True:
+        for watch in watches:
+            await watch.try_to_look()
+        if all(watch.is_vacant for watch in watches):
+            return Vacancy(epochs={watch.files.role: watch.epoch for watch in watches})
+        pause_ms = min(watch.lease_ms for watch in watches) // _BEATS_PER_LEASE
+        await clock.wait_until(clock.now_ms() + pause_ms)
+        for watch in watches:
+            watch.waited(pause_ms)
+
+
+async def wait_until_silent(files: OwnerFiles, clock: Clock) -> int:
+    """Wait for as long as the owner's lease; the epoch to come after, if it gave no sign of life.
+
+    If it did, or somebody else has taken the role, ``OwnedError``.
+    """
+    watch = _Watch(files, clock)
+    await watch.look()
+    first = watch.tenure
+    pause_ms = watch.lease_ms // _LOOKS_PER_LEASE
+    while not watch.is_vacant:
+        await clock.wait_until(clock.now_ms() + pause_ms)
+        watch.waited(pause_ms)
+        await watch.look()
+        if watch.verdict is Verdict.ALIVE or watch.has_moved_since(first):
+            raise _refusal(files, watch.tenure)
+    return watch.epoch
+
+
+class _Watch:
+    """How long an owner has been silent, by how long this process has waited.
+
+    Only the waits count, not what a clock shows: one that was set, or a process that was stopped,
+    must not make an owner look dead.
+    """
+
+    def __init__(self, files: OwnerFiles, clock: Clock) -> None:
+        self.files = files
+        self.tenure: Tenure | None = None
+        self.verdict = Verdict.UNKNOWN
+        self._clock = clock
+        self._silent_ms = 0
+
+    @property
+    def epoch(self) -> int:
+        return 0 if self.tenure is None else self.tenure.epoch
+
+    @property
+    def lease_ms(self) -> int:
+        return DEFAULT_LEASE_MS if self.tenure is None else self.tenure.lease_ms
+
+    @property
+    def is_vacant(self) -> bool:
+        return self.verdict is Verdict.GONE or self._silent_ms >= self.lease_ms
+
+    def waited(self, milliseconds: int) -> None:
+        self._silent_ms += milliseconds
+
+    async def look(self) -> None:
+        before, self.tenure = self.tenure, await self.files.newest()
+        self.verdict = judge(self.tenure, self._clock)
+        if self.has_moved_since(before):
+            self._silent_ms = 0
+
+    async def try_to_look(self) -> None:
+        """The same, but a store that is out for a while says nothing of an owner."""
+        try:
+            await self.look()
+        except StoreUnavailableError as error:
+            logger.info("could not look for the owner of %s: %s", self.files, error)
+            self.verdict = Verdict.UNKNOWN
+            self._silent_ms = 0
+
+    def has_moved_since(self, before: Tenure | None) -> bool:
+        """Whether the owner has given a sign of life, or is another one."""
+        if self.tenure is None or before is None:
+            return self.tenure is not before
+        return (self.tenure.epoch, self.tenure.count) != (before.epoch, before.count)
+
+
+async def _epoch_before(files: OwnerFiles, clock: Clock, takeover: bool | Vacancy) -> int:
+    """The epoch after which a role may be taken."""
+    if isinstance(takeover, Vacancy):
+        if files.role not in takeover.epochs:
+            raise InvalidInputError(f"takeover says nothing of {files}")
+        return takeover.epochs[files.role]
+    tenure = await files.newest()
+    if tenure is None:
+        return 0
+    verdict = Verdict.GONE if takeover else judge(tenure, clock)
+    if verdict is Verdict.ALIVE:
+        raise _refusal(files, tenure)
+    if verdict is Verdict.UNKNOWN:
+        logger.warning(
+            "%s was served by %s: waiting %s ms for a sign of life",
+            files,
+            tenure.owner or "an unknown process",
+            tenure.lease_ms,
+        )
+        return await wait_until_silent(files, clock)
+    return tenure.epoch
+
+
+def _refusal(files: OwnerFiles, tenure: Tenure | None) -> OwnedError:
+    owner = None if tenure is None else tenure.owner
+    if owner is None:
+        return OwnedError(f"{files} was taken by another process: look who serves it")
+    advice = f"connect to {owner.address}" if owner.address else "use it there"
+    return OwnedError(
+        f"{files} is served by {owner}: {advice}, stop it, or take it over "
+        "(takeover=True, odq serve --takeover)",
+        host=owner.host,
+        pid=owner.pid,
+        name=owner.name,
+        address=owner.address,
+    )
+
+
+def _this_process(clock: Clock, address: str | None, name: str | None, lease_ms: int) -> Owner:
+    if not isinstance(lease_ms, int) or not MIN_LEASE_MS <= lease_ms <= MAX_LEASE_MS:
+        raise InvalidInputError(
+            f"owner_lease_ms is {lease_ms!r}, not within {MIN_LEASE_MS} to {MAX_LEASE_MS}"
+        )
+    process = ProcessIdentity.of_this_process()
+    host = socket.gethostname()
+    for what, text in (("name", name), ("address", address)):
+        if text is not None and not (isinstance(text, str) and 0 < len(text) <= _LONGEST_NAME):
+            raise InvalidInputError(f"{what} is {text!r}, not 1 to {_LONGEST_NAME} characters")
+    return Owner(
+        holder=secrets.token_hex(16),
+        name=name or f"{host}.{process.pid}",
+        host=host,
+        machine=process.machine,
+        pid=process.pid,
+        process_start=process.start,
+        address=address,
+        lease_ms=lease_ms,
+        taken_at=clock.now_ms(),
+    )

@@ -1,0 +1,138 @@
+"""What a process does for a root: everything, publishing alone, or the queues alone (RFC 0008)."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from typing import Final
+
+from opendata_queue.clock import Clock
+from opendata_queue.errors import OdqError, OtherRoleError, OwnedError, StoreUnavailableError
+from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles, current_owner, messages_role
+from opendata_queue.ownership import Ownership, Vacancy, Verdict, judge, wait_until_silent
+from opendata_queue.shard_files import ShardFiles
+from opendata_queue.store import Objects
+
+logger = logging.getLogger(__name__)
+
+_TRIES: Final = 100
+_PUBLISHERS_LOOKED_AT: Final = 8
+
+
+class Role(enum.StrEnum):
+    ALL = "all"
+    """Publishing, routing and claims."""
+    INGEST = "ingest"
+    """Publishing, into a live shard of its own."""
+    QUEUES = "queues"
+    """Routing what others publish, and claims."""
+
+
+async def take_live_shard(
+    objects: Objects,
+    clock: Clock,
+    *,
+    address: str | None,
+    name: str | None,
+    lease_ms: int,
+) -> tuple[int, Ownership]:
+    """Become the writer of a live shard: of one whose writer is gone, or else of a new one."""
+    files = ShardFiles(objects)
+
+    async def take(shard: int, epoch: int) -> tuple[int, Ownership] | None:
+        role = messages_role(shard)
+        try:
+            ownership = await Ownership.acquire(
+                objects,
+                (role,),
+                clock=clock,
+                takeover=Vacancy(epochs={role: epoch}),
+                address=address,
+                name=name,
+                lease_ms=lease_ms,
+            )
+        except OwnedError:
+            return None  # somebody else was faster
+        return shard, ownership
+
+    for _ in range(_TRIES):
+        found = await _vacant_shard(objects, await files.live_shards(), clock)
+        if found is None:
+            reserved = await files.reserve_live(now_ms=clock.now_ms())
+            found = reserved.shard, 0
+        taken = await take(*found)
+        if taken is not None:
+            return taken
+    raise StoreUnavailableError(f"others were faster {_TRIES} times in taking a live shard")
+
+
+async def _vacant_shard(
+    objects: Objects, shards: list[int], clock: Clock
+) -> tuple[int, int] | None:
+    """A shard without a writer, and the epoch to come after; none if all writers are alive."""
+    unknown: dict[int, OwnerFiles] = {}
+    for shard in shards:
+        files = OwnerFiles(objects, messages_role(shard))
+        tenure = await files.newest()
+        verdict = judge(tenure, clock)
+        if verdict is Verdict.GONE:
+            return shard, 0 if tenure is None else tenure.epoch
+        if verdict is Verdict.UNKNOWN:
+            unknown[shard] = files
+    return await _first_silent(unknown, clock)
+
+
+async def _first_silent(unknown: dict[int, OwnerFiles], clock: Clock) -> tuple[int, int] | None:
+    """Wait for a sign of life of all of them at once; the first that gives none."""
+    waiting = {
+        asyncio.create_task(wait_until_silent(files, clock)): shard
+        for shard, files in unknown.items()
+    }
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                shard = waiting.pop(task)
+                error = task.exception()
+                if error is None:
+                    return shard, task.result()
+                if not isinstance(error, OwnedError):
+                    raise error
+        return None
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+async def queues_are_elsewhere(objects: Objects) -> OtherRoleError:
+    """What to tell somebody who asks an ingest process for what only the owner of queues does."""
+    address = await _address_of(objects, QUEUES_ROLE)
+    where = f"they are served at {address}" if address else "nobody serves them at an address now"
+    return OtherRoleError(
+        f"this process publishes, and does nothing with queues: {where}", address=address
+    )
+
+
+async def publishing_is_elsewhere(objects: Objects) -> OtherRoleError:
+    """What to tell somebody who wants to publish through a process that owns queues alone."""
+    address = await _address_of(objects, messages_role(0))
+    try:
+        shards = await ShardFiles(objects).live_shards()
+    except OdqError:
+        shards = []
+    for shard in shards[:_PUBLISHERS_LOOKED_AT]:
+        address = address or await _address_of(objects, messages_role(shard))
+    where = f"publish at {address}" if address else "start one with odq serve --role ingest"
+    return OtherRoleError(
+        f"this process serves queues, and does not publish: {where}", address=address
+    )
+
+
+async def _address_of(objects: Objects, role: str) -> str | None:
+    try:
+        owner = await current_owner(objects, role)
+    except OdqError as error:
+        logger.info("could not look who serves %s: %s", role, error)
+        return None
+    return None if owner is None else owner.address

@@ -1,0 +1,55 @@
+"""Messages as one shard's database holds them: read by id, whoever writes it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from odq_encodings import MetadataFields, UriPayload
+from opendata_queue.clock import Clock
+from opendata_queue.messages import MessageFields
+from opendata_queue.metadata_log import MetadataLog
+from opendata_queue.payloads import PayloadStore
+from opendata_queue.store import DatabaseReads, Objects
+
+
+class StoredMessages:
+    """The log and the payloads of one shard."""
+
+    def __init__(self, database: DatabaseReads, objects: Objects, shard: int, clock: Clock) -> None:
+        self.log = MetadataLog(database)
+        self.payloads = PayloadStore(database, objects, shard, clock)
+
+    async def read(self, message_ids: list[int], *, blobs: bool = True) -> dict[int, MessageFields]:
+        """Those of the messages that are there, expired or not.
+
+        Without ``blobs`` only those whose payloads are inline.
+        """
+        if not message_ids:
+            return {}
+        metadata, payloads = await asyncio.gather(
+            self.log.read_fields(message_ids), self.payloads.read_many(message_ids, blobs=blobs)
+        )
+        return {
+            one: stored_message(metadata[one], payloads[one])
+            for one in message_ids
+            if one in metadata and one in payloads
+        }
+
+
+def unless_expired(message: MessageFields | None, now_ms: int) -> MessageFields | None:
+    """A message, or none if its retention is over, whether or not its space is freed."""
+    if message is None or not message.retention_seconds:
+        return message
+    deadline = message.received_at_ms + message.retention_seconds * 1000
+    return None if now_ms > deadline else message
+
+
+def stored_message(metadata: MetadataFields, payload: bytes | UriPayload) -> MessageFields:
+    message_id, created_at, received_at, visible_at, retention_seconds, headers = metadata
+    if isinstance(payload, bytes):
+        data, uri = payload, None
+    else:
+        data, uri = None, payload.uri
+    return MessageFields(
+        message_id, data, uri, headers, created_at, received_at, visible_at, retention_seconds
+    )

@@ -1,0 +1,215 @@
+"""Dead letters: listed, replayed and purged, by their ids, by a filter, or all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opendata_queue import (
+    Engine,
+    FilterError,
+    InvalidInputError,
+    MessageExpiredError,
+    NewMessage,
+    QueueNotFoundError,
+    QueueOptions,
+)
+from opendata_queue.store import Database, Rows
+from opendata_queue.testing import ManualClock
+from tests.conftest import NewRoot
+
+ONE_TRY = QueueOptions(max_attempts=1, bucket=7, window=2)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, new_memory_root: NewRoot) -> str:
+    return new_memory_root() if request.param == "memory" else f"file://{tmp_path}/root"
+
+
+@pytest.fixture
+async def system(url: str, clock: ManualClock) -> AsyncIterator[Engine]:
+    async with await Engine.open(url, clock=clock) as system:
+        await system.create_queue("q", options=ONE_TRY)
+        yield system
+
+
+async def fail(system: Engine, *messages: NewMessage) -> list[int]:
+    """Publish messages, and let all of them fail."""
+    ids = await system.publish_many(messages)
+    await system._tailer.caught_up()
+    while claimed := await system.claim("q", 1_000):
+        await system.nack("q", *(message.receipt for message in claimed), error="broken")
+    return ids
+
+
+def of_kinds(*kinds: str, **fields: Any) -> list[NewMessage]:
+    return [NewMessage(b"x", headers={"kind": kind}, **fields) for kind in kinds]
+
+
+async def failed_ids(system: Engine, **options: Any) -> list[int]:
+    return [message.message_id for message in await system.failed("q", **options)]
+
+
+async def test_failed_messages_carry_their_headers(system: Engine) -> None:
+    await fail(system, *of_kinds("a", "b"))
+
+    headers = [message.headers for message in await system.failed("q")]
+
+    assert headers == [(("kind", "a"),), (("kind", "b"),)]
+
+
+async def test_a_filter_selects_over_pages_and_batches(system: Engine) -> None:
+    ids = await fail(system, *of_kinds(*(["a"] * 600 + ["b"]) * 2))
+    b = [ids[600], ids[1_201]]
+
+    assert await failed_ids(system, filter="kind = 'b'") == b
+    assert await failed_ids(system, filter="kind = 'b'", limit=1) == b[:1]
+    assert await failed_ids(system, filter="kind = 'b'", after_id=b[0]) == b[1:]
+    assert await failed_ids(system, filter="kind = 'c'") == []
+    assert await failed_ids(system, filter=f"sys.id < {ids[3]}") == ids[:3]
+
+
+async def test_all_failed_messages_are_replayed_in_their_order(url: str, system: Engine) -> None:
+    ids = await fail(system, *[NewMessage(b"x")] * 1_203)
+
+    assert await system.replay("q", all=True) == ids
+    assert await system.replay("q", all=True) == []
+
+    stats = await system.stats("q")
+    assert (stats.available, stats.failed) == (1_203, 0)
+    claimed = await system.claim("q", 1_000) + await system.claim("q", 1_000)
+    assert [(m.message_id, m.attempts) for m in claimed] == [(one, 1) for one in ids]
+
+
+async def test_a_limit_is_kept_and_the_next_call_goes_on(system: Engine) -> None:
+    ids = await fail(system, *of_kinds("a", "b", "a", "b", "a"))
+
+    assert await system.replay("q", filter="kind = 'a'", limit=2) == [ids[0], ids[2]]
+    assert await system.purge_failed("q", filter="kind = 'b'", limit=1) == [ids[1]]
+    assert await system.replay("q", filter="kind = 'a'", limit=2) == [ids[4]]
+    assert await system.replay("q", filter="kind = 'a'", limit=2) == []
+    assert await failed_ids(system) == [ids[3]]
+
+
+async def test_what_was_purged_stays_purged_after_a_reopen(url: str, clock: ManualClock) -> None:
+    async with await Engine.open(url, clock=clock) as system:
+        await system.create_queue("q", options=ONE_TRY)
+        ids = await fail(system, *of_kinds("a", "b") * 40)
+        assert await system.purge_failed("q", filter="kind = 'a'") == ids[::2]
+    async with await Engine.open(url, clock=clock) as system:
+        assert await failed_ids(system) == ids[1::2]
+        assert await system.purge_failed("q", all=True) == ids[1::2]
+    async with await Engine.open(url, clock=clock) as system:
+        assert await failed_ids(system) == []
+        assert (await system.stats("q")).failed == 0
+
+
+async def test_an_expired_message_is_not_replayed_but_counted(
+    system: Engine, clock: ManualClock
+) -> None:
+    short = of_kinds("a", "a", retention_seconds=60)
+    ids = await fail(system, *short, *of_kinds("a"))
+    clock.advance_ms(60_001)
+
+    assert await system.replay("q", all=True) == [ids[2]]
+
+    stats = await system.stats("q")
+    assert (stats.available, stats.failed, stats.expired) == (1, 0, 2)
+
+
+async def test_who_names_an_expired_message_hears_that_it_cannot_be_replayed(
+    system: Engine, clock: ManualClock
+) -> None:
+    (gone,) = await fail(system, *of_kinds("a", retention_seconds=60))
+    (kept,) = await fail(system, *of_kinds("a"))
+    clock.advance_ms(60_001)
+
+    with pytest.raises(MessageExpiredError, match=f"message {gone} of queue 'q'.*purge it"):
+        await system.replay("q", kept, gone)
+
+    assert await failed_ids(system) == [gone, kept]
+    assert (await system.stats("q")).expired == 0
+
+
+async def test_an_expired_message_can_be_purged(system: Engine, clock: ManualClock) -> None:
+    (one,) = await fail(system, *of_kinds("a", retention_seconds=60))
+    clock.advance_ms(60_001)
+
+    assert await system.purge_failed("q", all=True) == [one]
+    assert (await system.stats("q")).expired == 0
+
+
+@pytest.mark.parametrize("call", ["replay", "purge_failed"])
+async def test_which_ones_are_meant_must_be_said_in_one_way(system: Engine, call: str) -> None:
+    (one,) = await fail(system, NewMessage(b"x"))
+    finish = getattr(system, call)
+
+    for ids, which in (
+        ((), {}),
+        ((), {"all": False}),
+        ((one,), {"all": True}),
+        ((one,), {"filter": "TRUE"}),
+        ((), {"all": True, "filter": "TRUE"}),
+    ):
+        with pytest.raises(InvalidInputError, match="choices of failed messages were given, not 1"):
+            await finish("q", *ids, **which)
+    with pytest.raises(InvalidInputError, match="say all=True"):
+        await finish("q", filter=" ")
+    with pytest.raises(FilterError):
+        await finish("q", filter="kind ==")
+    with pytest.raises(InvalidInputError, match="limit is 0"):
+        await finish("q", all=True, limit=0)
+    for bad in (-1, 1 << 63, "1"):
+        with pytest.raises(InvalidInputError, match="message_id is"):
+            await finish("q", bad)
+    with pytest.raises(QueueNotFoundError):
+        await finish("r", all=True)
+    assert await failed_ids(system) == [one]
+
+
+async def test_a_bad_page_is_named(system: Engine) -> None:
+    for bad in ({"limit": 0}, {"limit": 1_001}, {"after_id": -2}, {"after_id": 1 << 63}):
+        with pytest.raises(InvalidInputError, match=next(iter(bad))):
+            await system.failed("q", **bad)  # type: ignore[arg-type]
+
+
+async def test_those_who_replay_at_once_share_the_messages(system: Engine) -> None:
+    ids = await fail(system, *[NewMessage(b"x")] * 1_100)
+
+    replayed = await asyncio.gather(*(system.replay("q", all=True) for _ in range(3)))
+
+    assert sorted(one for some in replayed for one in some) == ids
+    stats = await system.stats("q")
+    assert (stats.available, stats.failed) == (1_100, 0)
+
+
+async def test_what_failed_is_listed_as_soon_as_stats_count_it(
+    system: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = await system.publish_many([NewMessage(b"x")])
+    await system.claim("q", lease_ms=1_000, wait_ms=60_000)
+    commit = Database.commit
+    counted = asyncio.Event()
+
+    async def held_back(self: Database, rows: Rows, **options: Any) -> None:
+        await counted.wait()
+        await commit(self, rows, **options)
+
+    monkeypatch.setattr(Database, "commit", held_back)
+    clock.advance_ms(1_001)
+    await system._queues.sweeper.caught_up()
+    assert (await system.stats("q")).failed == 1
+    listing = asyncio.create_task(failed_ids(system))
+    await asyncio.sleep(0)
+    counted.set()
+
+    assert await listing == [one]
