@@ -32,6 +32,9 @@ _SECONDS: Final = (
 )
 _BYTES: Final = tuple(float(1 << bits) for bits in range(8, 27, 2))
 
+_LAZY_MS: Final = 5
+_LAZY_S3_MS: Final = 100
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitLimits:
@@ -44,12 +47,13 @@ class CommitLimits:
     linger_ms: float = 0
     """How long a commit waits for company. On S3 it bounds the number of requests."""
 
-    lazy_ms: float = 5
+    lazy_ms: float | None = None
     """How long rows that nobody waits for, such as those of routing, wait for a commit that
-    somebody does wait for."""
+    somebody does wait for: 5 ms unless given, and 100 ms on S3, where a commit is a request."""
 
     def __post_init__(self) -> None:
-        if self.batch_rows < 1 or self.batch_bytes < 1 or min(self.linger_ms, self.lazy_ms) < 0:
+        shortest_ms = min(self.linger_ms, self.lazy_ms or 0)
+        if self.batch_rows < 1 or self.batch_bytes < 1 or shortest_ms < 0:
             raise InvalidInputError(f"{self} has a limit that is too small")
 
 
@@ -88,6 +92,9 @@ class GroupCommitter:
         self._database = database
         self._on_stop = on_stop
         self._limits = limits
+        self._lazy_ms = limits.lazy_ms
+        if self._lazy_ms is None:
+            self._lazy_ms = _LAZY_S3_MS if database.is_on_s3 else _LAZY_MS
         self._prepare = prepare
         self._batch = _Batch(1)
         self._under_way: _Batch | None = None
@@ -142,11 +149,11 @@ class GroupCommitter:
             urgent = True
         if urgent:
             self._full.set()
-        if not lazy or urgent or not limits.lazy_ms:
+        if not lazy or urgent or not self._lazy_ms:
             self._wanted.set()
         elif self._lazily is None:
             loop = asyncio.get_running_loop()
-            self._lazily = loop.call_later(limits.lazy_ms / 1000, self._wanted.set)
+            self._lazily = loop.call_later(self._lazy_ms / 1000, self._wanted.set)
         return self._batch.done
 
     def add(self, rows: Rows, *, urgent: bool = False) -> asyncio.Future[None]:

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import pytest
 
 from benchmarks.counting import Counters, Suspensions, counted
-from opendata_queue import ClaimedMessage, Engine, NewMessage, QueueOptions
+from opendata_queue import ClaimedMessage, CommitLimits, Engine, NewMessage, QueueOptions
 from opendata_queue.store import active_tier
 from opendata_queue.store.batch_writer import Tier
 from opendata_queue.testing import ManualClock
@@ -86,9 +86,11 @@ class Costs:
 
 
 @asynccontextmanager
-async def costs(url: str, server: S3Server | None = None) -> AsyncIterator[Costs]:
+async def costs(
+    url: str, server: S3Server | None = None, *, limits: CommitLimits | None = None
+) -> AsyncIterator[Costs]:
     with counted() as counters:
-        async with await Engine.open(url, clock=ManualClock(NOW_MS)) as engine:
+        async with await Engine.open(url, clock=ManualClock(NOW_MS), queue_limits=limits) as engine:
             await _stop_looking_for_shards(engine)
             if QUEUE not in await engine.list_queues():
                 await engine.create_queue(QUEUE, options=QueueOptions(lease_ms=60_000))
@@ -206,6 +208,22 @@ async def test_a_thousand_lives_in_batches_of_a_hundred(
         "queues.bytes": 106_839,
         "PUT": 40,
     }
+
+
+async def test_what_is_routed_goes_along_with_a_claim(new_memory_root: NewRoot) -> None:
+    """Nobody waits for routing, so it makes no commit of its own while others may come."""
+    patient = CommitLimits(lazy_ms=3_600_000)
+    async with costs(new_memory_root(), limits=patient) as engine:
+
+        async def publish_and_claim() -> None:
+            for _ in range(5):
+                await engine.engine.publish_many(new(20))
+                await engine.engine._tailer.caught_up()
+            assert len(await engine.claim(100)) == 100
+
+        _, cost = await engine.of(publish_and_claim)
+
+    assert (cost["messages.commits"], cost["queues.commits"]) == (5, 1)
 
 
 async def test_a_long_backlog_makes_no_commit_larger(new_memory_root: NewRoot) -> None:

@@ -266,6 +266,11 @@ class Database(DatabaseReads):
         """How many requests it has made to the object store since it was opened."""
         return sum(int(metric.value[0]) for metric in self._metrics.metrics_by_name(_REQUESTS))
 
+    @property
+    def is_on_s3(self) -> bool:
+        """Whether a commit is a request that somebody charges for."""
+        return self._objects.location.kind is StoreKind.S3
+
     async def snapshot(self) -> DatabaseReads:
         """All rows as they are now, whatever is written from now on."""
         doing = f"read {self.name}"

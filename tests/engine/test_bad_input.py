@@ -88,7 +88,9 @@ async def test_a_sequence_before_the_first_is_refused(memory_system: Engine) -> 
         memory_system.scan_log(-1)
 
 
-@pytest.mark.parametrize("bad", [{"batch_rows": 0}, {"batch_bytes": 0}, {"linger_ms": -1}])
+@pytest.mark.parametrize(
+    "bad", [{"batch_rows": 0}, {"batch_bytes": 0}, {"linger_ms": -1}, {"lazy_ms": -1}]
+)
 def test_limits_that_make_no_sense_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(InvalidInputError, match="a limit that is too small"):
         CommitLimits(**bad)
