@@ -218,15 +218,17 @@ class QueueBrowser:
     async def _find_elsewhere(
         self, queues: Sequence[StoredQueue], message_id: int
     ) -> list[QueueEntry]:
-        """In queues that it does not match, or not any more: what one look-up finds."""
+        """In queues that it does not match, or not any more: at hand, or with one look-up."""
         found = []
         failures = await self._failures_in(queues, message_id)
         for queue, failure in zip(queues, failures, strict=True):
-            held = queue.state.holding(message_id)
-            if held is not None:
-                found.append(_held_entry(queue, held))
+            entry = _at_hand(queue, message_id)
+            if entry is not None:
+                entry = self._unless_past(queue, entry)
             elif failure is not None:
-                found.append(_failed_entry(queue, message_id, failure))
+                entry = _failed_entry(queue, message_id, failure)
+            if entry is not None:
+                found.append(entry)
         return found
 
     async def find_in(self, queue: StoredQueue, message: Sought) -> QueueEntry | None:

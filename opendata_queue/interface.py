@@ -299,11 +299,12 @@ class AsyncSystem(ABC):
         """Where a message is in every queue, and who has claimed it; none if it is not there.
 
         It looks at up to 256 queues: first those whose filter the message satisfies now, then
-        others, which it can only find it in if it is in flight or failed there. A queue that the
-        message has left without a trace, expired or purged, or has never been in, does not
-        appear. The state is ``unknown`` where it may be in a part that would take too long to
-        search: a retry behind the first 1,000 delayed messages, or a message that was done after
-        64 full buckets of others since it was received.
+        others, whose filter was another one when it came. In those it is found if it is in flight,
+        failed, among the next ones to be claimed or the last ones done. A queue that the message
+        has left without a trace, expired or purged, or has never been in, does not appear. The
+        state is ``unknown`` where it may be in a part that would take too long to search: a retry
+        behind the first 1,000 delayed messages, or a message that was done after 64 full buckets
+        of others since it was received.
         """
 
     # --- consuming --------------------------------------------------------------------------------

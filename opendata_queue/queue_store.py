@@ -63,6 +63,8 @@ ALL_BULK_SHARDS: Final = (1 << 32) - 1
 
 _CLOCK_KEY: Final = ClockKey().encode()
 _LEASES_AT_ONCE: Final = 500
+_ROUNDS_OF_DUE: Final = 2
+"""How often a claim admits some hundred messages that are due before it takes what there is."""
 _LOOK_AGAIN_MS: Final = 60_000
 
 Durable = Callable[[], Awaitable[None]]
@@ -514,10 +516,9 @@ class QueueStore:
     async def ack(self, name: str, claims: Sequence[Claim | Held]) -> list[Outcome]:
         queue = self.queue(name)
         await self.room_for(queue)
-        now = self.clock.now_ms()
-        was_full = not queue.state.promised
-        outcomes = queue.state.ack(claims, now)
-        return await self._settle(queue, outcomes, wake=was_full)
+        outcomes = queue.state.ack(claims, self.clock.now_ms())
+        # Each makes room in flight, also while those who were woken before have not claimed yet.
+        return await self._settle(queue, outcomes, wake=True)
 
     async def drop_gone(self, name: str, claims: Sequence[Claim]) -> None:
         """Drop claimed messages that the store does not have any more."""
@@ -604,11 +605,17 @@ class QueueStore:
                 return now
 
     async def catch_up_with_time(self, queue: StoredQueue) -> None:
-        """Take back all leases that are over, and admit all that is due."""
+        """Take back all leases that are over, and admit what is due.
+
+        If that is a great deal, only the first of it while there is something to claim: the rest is
+        left to the sweeper, and nobody waits for it (RFC 0006, *Schedule*).
+        """
         if self._lease_is_over(queue):
             await self._take_back_leases(queue, None)
-        while self._is_due(queue):
+        rounds = 0
+        while self._is_due(queue) and (rounds < _ROUNDS_OF_DUE or not queue.state.available):
             await self._admit_due(queue)
+            rounds += 1
 
     def _next_event(self, queue: StoredQueue) -> int | None:
         """When time alone will next change this queue; never if it is gone."""
@@ -661,8 +668,7 @@ class QueueStore:
             await self.committer.room()
             due, next_due = await queue.first_of_schedule(self.clock.now_ms())
             queue.check()
-            queue.state.take_due(due, self.clock.now_ms())
-            queue.state.scheduled_from = next_due
+            queue.take_due(due, next_due, self.clock.now_ms())
             self._changed_in_background(queue)
 
     async def _refill(self, queue: StoredQueue) -> None:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from odq_encodings import (
     ActiveMessages,
@@ -62,14 +62,15 @@ _BACKLOG_BYTES: Final = BacklogEntry.layout.struct.size
 _pack_backlog = BacklogEntry.layout.struct.pack
 _pack_schedule = ScheduleEntry.layout.struct.pack
 
-Key = TypeVar("Key")
+Place = tuple[int, int]
+"""In the backlog priority and id, in the schedule time and id."""
 # The records of done or failed messages, and of active ones, that hold none.
 _NO_MESSAGES: Final = (bytes(2), bytes(4))
 
 T = TypeVar("T")
 
 
-class Overlay(Generic[Key]):
+class Overlay:
     """Changes to index rows that a scan may not see yet.
 
     A scan sees what was durable when it began. Whatever was changed in a batch that was not
@@ -79,20 +80,28 @@ class Overlay(Generic[Key]):
     __slots__ = ("_by_batch", "_floor")
 
     def __init__(self) -> None:
-        self._by_batch: dict[int, dict[Key, Waiting | None]] = {}
+        self._by_batch: dict[int, dict[Place, Waiting | None]] = {}
         self._floor: int | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._by_batch.values()))
 
-    def note(self, key: Key, message: Waiting | None, batch: int) -> None:
+    def gone_from(self, first: Place) -> int:
+        """How many deleted rows a scan from there may still see, at most."""
+        return sum(
+            message is None and key >= first
+            for changes in self._by_batch.values()
+            for key, message in changes.items()
+        )
+
+    def note(self, key: Place, message: Waiting | None, batch: int) -> None:
         """A row is changed in a batch, the one that gathers: batches come in their order."""
         changes = self._by_batch.get(batch)
         if changes is None:
             changes = self._by_batch[batch] = {}
         changes[key] = message
 
-    def note_gone(self, keys: Iterable[Key], batch: int) -> None:
+    def note_gone(self, keys: Iterable[Place], batch: int) -> None:
         """Rows are deleted in a batch."""
         self._by_batch.setdefault(batch, {}).update(dict.fromkeys(keys))
 
@@ -109,7 +118,7 @@ class Overlay(Generic[Key]):
         for batch in [number for number in self._by_batch if number <= limit]:
             del self._by_batch[batch]
 
-    def over(self, scanned: dict[Key, Waiting]) -> list[Waiting]:
+    def over(self, scanned: dict[Place, Waiting]) -> list[Waiting]:
         """What the rows are, given what a scan said they were."""
         merged = dict(scanned) if self._by_batch else scanned
         for changes in self._by_batch.values():
@@ -159,8 +168,10 @@ class StoredQueue:
         self._done_key = DoneMessagesKey(queue_id=self.queue_id).encode()
         self._failed_key = FailedMessagesKey(queue_id=self.queue_id).encode()
         self._counters_key = QueueCountersKey(queue_id=self.queue_id).encode()
-        self._backlog_overlay: Overlay[tuple[int, int]] = Overlay()
-        self._schedule_overlay: Overlay[tuple[int, int]] = Overlay()
+        self._backlog_overlay = Overlay()
+        self._schedule_overlay = Overlay()
+        self._due_from: Place = (FOR_EVER_MS, 0)
+        """No row of the schedule is before it: where a scan for what is due begins."""
         # Those who wait, by their tickets; those who were woken in vain come before all others.
         self._waiters: OrderedDict[int, asyncio.Future[None]] = OrderedDict()
         self._waiting_again: dict[int, asyncio.Future[None]] = {}
@@ -281,6 +292,7 @@ class StoredQueue:
         self._backlog_overlay.note_gone(places, self._committer.batch)
 
     def put_schedule(self, message: Waiting) -> None:
+        self._due_from = min(self._due_from, _due_order(message))
         key = self._schedule_prefix + encode_due(message.visible_at, message.message_id)
         value = _pack_schedule(message.priority, message.retention_deadline, message.attempts)
         self._committer.rows.put(key, value)
@@ -565,16 +577,18 @@ class StoredQueue:
     def decode_done_entry(self, value: bytes) -> DoneMessage:
         return self._database.decode(DoneMessage.decode, self._done_key, value)
 
-    async def first_of_schedule(self, now: int) -> tuple[list[Waiting], int]:
-        """Scheduled messages that are due, some hundred at most, and when the next one is.
+    async def first_of_schedule(self, now: int) -> tuple[list[Waiting], Place]:
+        """Scheduled messages that are due, some hundred at most, and the place of the next one.
 
         Hold ``reading``.
         """
         overlay = self._schedule_overlay
         overlay.hold(self._committer.durable_batch)
         try:
-            limit = DUE_AT_ONCE + 1 + len(overlay)
-            start = self._schedule_prefix + encode_due(self.state.scheduled_from)
+            # Not the beginning of its millisecond, of which thousands may have been taken already.
+            first = max((self.state.scheduled_from, 0), self._due_from)
+            limit = DUE_AT_ONCE + 1 + overlay.gone_from(first)
+            start = self._schedule_prefix + encode_due(*first)
             end = self._schedule_prefix + encode_due(LAST_TIME_MS, LAST_ID)
             scanned: dict[tuple[int, int], Waiting] = {}
             async for chunk in self._database.scan(start, end, limit=limit):
@@ -586,7 +600,12 @@ class StoredQueue:
             overlay.let_go()
         due = [message for message in rows[:DUE_AT_ONCE] if message.visible_at <= now]
         later = rows[len(due) : len(due) + 1]
-        return due, later[0].visible_at if later else LAST_TIME_MS
+        return due, _due_order(later[0]) if later else (LAST_TIME_MS, LAST_ID)
+
+    def take_due(self, due: Iterable[Waiting], next_due: Place, now: int) -> None:
+        """Admit what ``first_of_schedule`` has found, right after it."""
+        self.state.take_due(due, now)
+        self.state.scheduled_from, _ = self._due_from = next_due
 
     def _backlog_messages(
         self, rows: Iterable[tuple[bytes, bytes]]
@@ -728,5 +747,5 @@ def _with_id(message_id: int, messages: Iterable[Waiting]) -> Waiting | None:
     return next((message for message in messages if message.message_id == message_id), None)
 
 
-def _due_order(message: Waiting) -> tuple[int, int]:
+def _due_order(message: Waiting) -> Place:
     return message.visible_at, message.message_id

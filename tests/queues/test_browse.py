@@ -462,16 +462,19 @@ async def test_a_queue_that_never_held_the_message_does_not_appear(system: Engin
     assert await state_of(system, message_id) == [("q", "available")]
 
 
-async def test_a_queue_whose_filter_has_changed_shows_what_is_in_flight_or_failed(
+async def test_a_queue_whose_filter_has_changed_shows_what_is_at_hand_or_failed(
     system: Engine,
 ) -> None:
-    flying, failed = await publish(system, *[NewMessage(b"x")] * 2)
-    (_, message) = await system.claim("q", 2)
+    flying, failed, done, next_one = await publish(system, *[NewMessage(b"x")] * 4)
+    (_, message, finished) = await system.claim("q", 3)
     await system.update_queue("q", filter="kind = 'new'", max_attempts=1)
     await system.nack("q", message.receipt)
+    await system.ack("q", finished.receipt)
 
     assert await state_of(system, flying) == [("q", "in_flight")]
     assert await state_of(system, failed) == [("q", "failed")]
+    assert await state_of(system, done) == [("q", "done")]
+    assert await state_of(system, next_one) == [("q", "available")]
 
 
 async def test_an_expired_or_purged_message_leaves_no_entry(

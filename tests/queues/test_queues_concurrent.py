@@ -237,6 +237,26 @@ async def test_what_others_finish_makes_room_for_those_who_wait(
     assert [len(messages) for messages in await all_of(line)] == [1] * 5
 
 
+@pytest.mark.parametrize("ways", ["ack ack", "ack nack", "nack ack", "release ack", "ack ack ack"])
+async def test_each_that_is_finished_wakes_somebody(system: Engine, ways: str) -> None:
+    """Also before those who were woken by the one before have claimed."""
+    count = len(ways.split())
+    await system.create_queue("q", options=QueueOptions(max_in_flight=count, lease_ms=LEASE_MS))
+    await system.publish_many([NewMessage(b"x")] * 20)
+    await system._tailer.caught_up()
+    held = await system.claim("q", count)
+    line = await wait_in_line(system, count)
+
+    await asyncio.gather(
+        *(
+            getattr(system, way)("q", message)
+            for way, message in zip(ways.split(), held, strict=True)
+        )
+    )
+
+    assert [len(messages) for messages in await all_of(line)] == [1] * count
+
+
 async def test_resuming_and_replaying_wake_those_who_wait(system: Engine) -> None:
     options = QueueOptions(window=2, max_attempts=1, paused=True, lease_ms=LEASE_MS)
     await system.create_queue("q", options=options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -286,3 +287,55 @@ async def test_a_fenced_owner_stops_sweeping_quietly(url: str, clock: ManualCloc
     assert (await second.stats("q")).in_flight == 0
     await first.close()
     await second.close()
+
+
+async def test_a_claim_does_not_wait_for_all_that_is_due(
+    system: Engine, clock: ManualClock
+) -> None:
+    await system.create_queue("q", filter="kind = 'urgent' PRIORITY 1; TRUE")
+    urgent = await system.publish(b"x", headers={"kind": "urgent"})
+    delayed = await publish(system, 2_600, delay_ms=HOUR_MS)
+    await system._queues.sweeper.close()  # nobody else moves them
+    clock.advance_ms(HOUR_MS)
+
+    (claimed,) = await system.claim("q")
+
+    assert claimed.message_id == urgent
+    stats = await system.stats("q")
+    assert (stats.available, stats.delayed) == (1_000, 1_600)
+    # All are due in one millisecond, and come in the order of their ids all the same.
+    assert [m.message_id for m in await system.claim("q", 1_000)] == delayed[:1_000]
+
+
+async def test_what_is_due_and_expired_is_passed_over_to_find_something_to_claim(
+    system: Engine, clock: ManualClock
+) -> None:
+    await system.create_queue("q")
+    await publish(system, 1_600, delay_ms=HOUR_MS, retention_seconds=60)
+    last = await publish(system, 1, delay_ms=HOUR_MS)
+    await system._queues.sweeper.close()
+    clock.advance_ms(HOUR_MS)
+
+    assert [m.message_id for m in await system.claim("q")] == last
+
+
+async def test_each_round_of_what_is_due_begins_where_the_last_one_ended(
+    system: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also within a millisecond, and while what was taken is not durable yet."""
+    await system.create_queue("q")
+    ids = await publish(system, 1_800, delay_ms=HOUR_MS)
+    database = system._queues.database
+    limits: list[int | None] = []
+    scan = database.scan
+
+    def counted(start: bytes, end: bytes, *, limit: int | None = None) -> Any:
+        limits.append(limit)
+        return scan(start, end, limit=limit)
+
+    monkeypatch.setattr(database, "scan", counted)
+    await pass_time(system, clock, HOUR_MS)
+
+    assert limits == [501] * 4
+    assert (await system.stats("q")).available == 1_800
+    assert [m.message_id for m in await system.claim("q", 3)] == ids[:3]
