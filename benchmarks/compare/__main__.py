@@ -95,7 +95,7 @@ def say(text: str) -> None:
 
 
 def measured(given: argparse.Namespace, root: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {"machine": machine.describe(given.root)}
+    found: dict[str, Any] = {"machine": machine.describe(root)}
     began = time.monotonic()
     rounds = given.rounds
     if "compare" in given.parts:

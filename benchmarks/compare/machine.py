@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
+
+_NEW_FILES: Final = 100
 
 
 def describe(root: Path) -> dict[str, str]:
@@ -17,9 +22,26 @@ def describe(root: Path) -> dict[str, str]:
         "memory": _memory(),
         "system": f"{platform.system()} {platform.release()}",
         "file system": _file_system(root),
+        "a new file": f"{new_file_us(root):.0f} µs",
         "python": f"{platform.python_implementation()} {sys.version.split()[0]}",
         "load before": f"{os.getloadavg()[0]:.2f}",
     }
+
+
+def new_file_us(root: Path) -> float:
+    """How long it takes to make a file: a commit of SlateDB is one.
+
+    An ext4 without a journal looks at every file that was deleted in the last minutes first, which
+    may take longer than all else that a commit does.
+    """
+    folder = root / "new-files"
+    folder.mkdir(exist_ok=True)
+    times = []
+    for number in range(_NEW_FILES):
+        started = time.perf_counter()
+        (folder / f"{number}").touch()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times) * 1e6
 
 
 def _processor() -> str:
