@@ -21,7 +21,9 @@ from opendata_queue.payloads import UPLOADS_AT_ONCE, BlobFolder
 from opendata_queue.recent import MESSAGE_OVERHEAD_BYTES, CheckedMessage, RecentMessages
 from opendata_queue.store import Database, Objects
 from opendata_queue.testing import ManualClock
+from tests.conftest import NewRoot
 from tests.engine.log import log_of
+from tests.s3_server import S3Server
 
 
 async def test_a_published_message_is_read_back_whole(system: Engine, clock: ManualClock) -> None:
@@ -225,6 +227,18 @@ async def test_callers_with_blobs_wait_for_one_another_beyond_a_number(clock: Ma
     assert objects.most_at_once == UPLOADS_AT_ONCE
     for n, blobs in enumerate(stored):
         assert [await objects.read(blob.path) for blob in blobs] == [b"%d" % n] * 3
+
+
+async def test_a_blob_is_one_request_so_that_a_kill_leaves_no_parts_of_it(
+    s3_environment: S3Server, new_s3_root: NewRoot
+) -> None:
+    objects = Objects.open(new_s3_root(), StoreSettings())
+    s3_environment.reset_requests()
+
+    await objects.write("blobs/00000/00", bytes(10_000_000))
+
+    asked = s3_environment.requests()
+    assert (asked["PUT"], asked["POST"]) == (1, 0)
 
 
 async def test_a_blob_that_is_gone_is_reported_never_replaced(tmp_path: Path) -> None:
