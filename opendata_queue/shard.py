@@ -58,7 +58,8 @@ class PublishOptions:
     """Payloads over this are stored as objects of their own; at most 65,535."""
 
     recent_bytes: int = 64 * 1024 * 1024
-    """Memory for messages that were just published, so that consuming them soon needs no read."""
+    """Memory for messages that were just published, so that consuming them soon needs no read.
+    Payloads that are objects of their own are not kept."""
 
     ahead_bytes: int = 16 * 1024 * 1024
     """Memory for older messages that are about to be claimed, read before anybody asks."""
