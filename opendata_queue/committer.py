@@ -282,7 +282,10 @@ class GroupCommitter:
             self._failure = error
             if isinstance(error, StoreUnavailableError):
                 # In doubt is only the batch that was under way: nothing else was written.
-                self._failure = StoreUnavailableError(f"an earlier write failed: {error}")
+                self._failure = StoreUnavailableError(
+                    "an earlier write failed, and nothing is written after it: close it and open "
+                    f"it again ({error})"
+                )
         if self._under_way is not None:
             self._fail(self._under_way, error)
         self._fail(self._batch, self._failure)

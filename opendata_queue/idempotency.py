@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from odq_encodings import IdempotencyRecord, IdempotencyRecordKey
 from opendata_queue.clock import Clock
@@ -12,6 +13,9 @@ from opendata_queue.store import DatabaseReads
 
 Scoped = tuple[str, str]
 """A namespace and an idempotency key in it."""
+
+REQUEST_MARK: Final = "\0"
+"""What the stored key of a publish of many begins with, and no key that somebody gives does."""
 
 
 @dataclass(kw_only=True, slots=True)

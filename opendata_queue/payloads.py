@@ -23,6 +23,10 @@ from opendata_queue.store import DatabaseReads, Objects
 
 _URI_WITH_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.")
 _BLOBS_AT_ONCE: Final = 8
+"""Of one call."""
+
+UPLOADS_AT_ONCE: Final = 32
+"""Of all calls together: each one has an open file, or a connection."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +49,7 @@ class BlobFolder:
         self._objects = objects
         self._folder = f"blobs/{shard:05}"
         self._clock = clock
+        self._uploads = asyncio.Semaphore(UPLOADS_AT_ONCE)
 
     async def store_blobs(self, payloads: Sequence[bytes]) -> list[Blob]:
         """Store each payload as an object; when this returns all of them are durable."""
@@ -55,11 +60,12 @@ class BlobFolder:
         return blobs
 
     async def _store_blob(self, payload: bytes) -> Blob:
-        made_at = self._clock.now_ms().to_bytes(6, "big")
-        blob_id = made_at + secrets.token_bytes(BLOB_ID_BYTES - len(made_at))
-        blob = Blob(blob_id=blob_id, path=f"{self._folder}/{blob_id.hex()}")
-        await self._objects.write(blob.path, payload)
-        return blob
+        async with self._uploads:
+            made_at = self._clock.now_ms().to_bytes(6, "big")
+            blob_id = made_at + secrets.token_bytes(BLOB_ID_BYTES - len(made_at))
+            blob = Blob(blob_id=blob_id, path=f"{self._folder}/{blob_id.hex()}")
+            await self._objects.write(blob.path, payload)
+            return blob
 
 
 class PayloadStore(BlobFolder):

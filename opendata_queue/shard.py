@@ -17,7 +17,13 @@ from opendata_queue.checks import check_integer
 from opendata_queue.clock import Clock
 from opendata_queue.committer import CommitLimits, GroupCommitter
 from opendata_queue.errors import InvalidInputError, OdqError, StoreUnavailableError
-from opendata_queue.idempotency import HeldKeys, IdempotencyKeys, Scoped, record_key
+from opendata_queue.idempotency import (
+    REQUEST_MARK,
+    HeldKeys,
+    IdempotencyKeys,
+    Scoped,
+    record_key,
+)
 from opendata_queue.message_rows import (
     MAX_TIME_MS,
     put_expiries,
@@ -52,7 +58,8 @@ class PublishOptions:
     """Payloads over this are stored as objects of their own; at most 65,535."""
 
     recent_bytes: int = 64 * 1024 * 1024
-    """Memory for messages that were just published, so that consuming them soon needs no read."""
+    """Memory for messages that were just published, so that consuming them soon needs no read.
+    Payloads that are objects of their own are not kept."""
 
     ahead_bytes: int = 16 * 1024 * 1024
     """Memory for older messages that are about to be claimed, read before anybody asks."""
@@ -402,11 +409,11 @@ def _uri_value(message: NewMessage) -> bytes:
 def _request_key(messages: Sequence[NewMessage], key: str) -> Scoped:
     """The key of a publish of many, which is only repeated by one of as many messages.
 
-    Its record knows the first id alone: whoever came with more messages under the same key would
-    be told ids that are not theirs.
+    Its record knows the first id alone: whoever came with more messages under the same key, or had
+    one of them under a key of its own that looks the same, would be told ids that are not theirs.
     """
     namespace, given = _scoped_key(messages[0], key)
-    return namespace, f"{given}/{len(messages)}"
+    return namespace, f"{REQUEST_MARK}{given}/{len(messages)}"
 
 
 def _scoped_key(message: NewMessage, key: str) -> Scoped:
@@ -417,6 +424,8 @@ def _scoped_key(message: NewMessage, key: str) -> Scoped:
         raise InvalidInputError(
             f"idempotency_key has {size} bytes, not 1 to {MAX_IDEMPOTENCY_KEY_BYTES}"
         )
+    if key.startswith(REQUEST_MARK):
+        raise InvalidInputError(f"idempotency_key {key!r} begins with U+0000, which is reserved")
     return scoped
 
 

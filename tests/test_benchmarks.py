@@ -12,11 +12,13 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 
 
-def run(benchmark: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run(
+    benchmark: str, *arguments: str | Path, quick: bool = True
+) -> subprocess.CompletedProcess[str]:
     """Run a script of the folder, or with ``-m`` a module."""
     path = os.pathsep.join(str(REPOSITORY / part) for part in (".", "encodings", "compactor"))
     return subprocess.run(
-        [sys.executable, *_what(benchmark), "--quick", *arguments],
+        [sys.executable, *_what(benchmark), *["--quick"] * quick, *arguments],
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -29,6 +31,18 @@ def _what(benchmark: str) -> list[str]:
     if benchmark.endswith(".py"):
         return [str(REPOSITORY / "benchmarks" / benchmark)]
     return ["-m", benchmark]
+
+
+def test_publishing_is_measured_next_to_the_limit_and_its_requests_are_counted(
+    tmp_path: Path,
+) -> None:
+    shortest = ("--seconds", "0.01", "--rounds", "1")
+    done = run("publish.py", *shortest, "--root", tmp_path, quick=False)
+
+    assert done.returncode == 0, done.stderr
+    for title in ("raw rows x500", "publish_many x500", "publish, 64 at once", "Requests to S3"):
+        assert title in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_life_cycle_is_measured_and_every_message_is_accounted_for(tmp_path: Path) -> None:

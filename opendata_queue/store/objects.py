@@ -24,6 +24,14 @@ _T = TypeVar("_T")
 # For how long somebody who is cancelled waits for the answer that is on its way.
 _LAST_WAIT_SECONDS = 1.0
 
+# obstore's own ten are used up after a second or a few, however long an outage may last.
+_UNLIMITED_RETRIES = 1 << 20
+# A process that is killed during an upload in parts leaves them in the bucket, where nobody sees
+# them. One request leaves nothing, but must be done within the time that a request has.
+_LARGEST_SINGLE_PUT_BYTES = 64 * 1024 * 1024
+# After an outage a heartbeat must not come much later than a standby's look.
+_LONGEST_PAUSE = timedelta(seconds=1)
+
 
 class Objects:
     """The object store behind a root, as both SlateDB and obstore see it."""
@@ -189,7 +197,10 @@ class Objects:
             self.requests += 1
             try:
                 path = self.location.join(path)
-                await _answer(obstore.put_async(self._store, path, data, mode=mode))
+                in_parts = len(data) > _LARGEST_SINGLE_PUT_BYTES
+                await _answer(
+                    obstore.put_async(self._store, path, data, mode=mode, use_multipart=in_parts)
+                )
             except obstore.exceptions.AlreadyExistsError:
                 return False
         return True
@@ -253,7 +264,11 @@ def _s3_clients(location: Location, settings: StoreSettings) -> tuple[S3Store, s
         # As keywords, not as client_options: those make obstore forget what else it was told.
         store = S3Store(
             location.bucket,
-            retry_config={"retry_timeout": timedelta(milliseconds=settings.outage_timeout_ms)},
+            retry_config={
+                "backoff": {"max_backoff": _LONGEST_PAUSE},
+                "max_retries": _UNLIMITED_RETRIES,
+                "retry_timeout": timedelta(milliseconds=settings.outage_timeout_ms),
+            },
             **given,
         )
         # Not from_url, which does not look at the environment.

@@ -2,9 +2,10 @@
 
     python -m tests.engine.publisher_process URL [--takeover]
 
-It prints a line ``open`` when it owns the root, and one line ``<id> <seed>`` for each message
-after its publish has returned. A message's payload and headers follow from its seed, so whoever
-reads the lines knows what must be in the store. When it is fenced it prints ``fenced`` and ends.
+It prints a line ``opening`` when it begins to open the root, ``open`` when it owns it, and one line
+``<id> <seed>`` for each message after its publish has returned. A message's payload and headers
+follow from its seed, so whoever reads the lines knows what must be in the store. When it is fenced
+it prints ``fenced`` and ends.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ async def publish_forever(system: Engine, chance: random.Random) -> None:
 
 
 async def main(url: str, *, takeover: bool) -> None:
+    os.write(1, b"opening\n")
     system = await Engine.open(url, settings=SETTINGS, options=OPTIONS, takeover=takeover)
     os.write(1, b"open\n")
     try:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from opendata_queue import Engine, StoredMessage
 from tests.conftest import NewRoot
 from tests.engine.publisher_process import OPTIONS, SETTINGS, message_of
@@ -20,7 +22,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @contextmanager
 def publisher(url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A publishing process; killed at the latest when the block ends."""
+    """A publishing process that is about to open; killed at the latest when the block ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.engine.publisher_process", url, *options],
         cwd=REPOSITORY,
@@ -29,12 +31,13 @@ def publisher(url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert process.stdout is not None
     try:
+        assert process.stdout.readline() == "opening\n"
         yield process
     finally:
         process.kill()
         process.wait()
-        assert process.stdout is not None
         process.stdout.close()
 
 
@@ -55,6 +58,16 @@ def run_and_kill(url: str, acknowledgements: int, *options: str) -> dict[int, in
         process.send_signal(signal.SIGKILL)
         lines += process.stdout.readlines()
         return acknowledged(lines)
+
+
+def run_and_kill_at(url: str, seconds: float) -> dict[int, int]:
+    """The same, killed so long after it began to open, wherever it is by then."""
+    with publisher(url) as process:
+        assert process.stdout is not None
+        with pytest.raises(subprocess.TimeoutExpired):  # or it has ended by itself
+            process.wait(seconds)
+        process.send_signal(signal.SIGKILL)
+        return acknowledged(process.stdout.readlines())
 
 
 async def check(system: Engine, expected: dict[int, int]) -> None:
@@ -90,7 +103,10 @@ async def kill_again_and_again(url: str, times: int) -> None:
     chance = random.Random(times)
     expected: dict[int, int] = {}
     for _ in range(times):
-        fresh = run_and_kill(url, chance.choice([0, 1, 20, 200, 600]))
+        if chance.random() < 0.5:
+            fresh = run_and_kill(url, chance.choice([0, 1, 20, 200, 600]))
+        else:  # most often while it opens, or while it publishes
+            fresh = run_and_kill_at(url, chance.uniform(0, chance.choice([0.05, 0.3])))
         assert not expected.keys() & fresh.keys(), "an id was given out twice"
         expected |= fresh
         async with await Engine.open(url, settings=SETTINGS, options=OPTIONS) as system:

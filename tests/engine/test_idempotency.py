@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from odq_encodings import IdempotencyRecord
 from opendata_queue import (
     Engine,
     InvalidInputError,
@@ -153,3 +154,47 @@ async def test_a_larger_batch_under_the_same_key_is_not_told_ids_of_others(
     large = await memory_system.publish_once([NewMessage(b"1"), NewMessage(b"2")], "key")
 
     assert not {*small, other} & set(large)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+async def test_the_key_of_a_batch_is_no_key_of_a_message_whatever_it_looks_like(
+    memory_system: Engine, batch_first: bool
+) -> None:
+    batch = [NewMessage(b"a"), NewMessage(b"b"), NewMessage(b"c")]
+
+    if batch_first:
+        ids = await memory_system.publish_once(batch, "order")
+        single = await memory_system.publish(b"single", idempotency_key="order/3")
+    else:
+        single = await memory_system.publish(b"single", idempotency_key="order/3")
+        ids = await memory_system.publish_once(batch, "order")
+
+    stored = await memory_system.read_many([single, *ids])
+    assert [one and one.payload for one in stored] == [b"single", b"a", b"b", b"c"]
+    assert await memory_system.publish_once(batch, "order") == ids
+    assert await memory_system.publish(b"again", idempotency_key="order/3") == single
+
+
+async def test_a_key_can_not_be_given_the_mark_of_a_batch(memory_system: Engine) -> None:
+    await memory_system.publish_once([NewMessage(b"1")], "order")
+
+    with pytest.raises(InvalidInputError, match=r"begins with U\+0000, which is reserved"):
+        await memory_system.publish(b"single", idempotency_key="\0order/1")
+    with pytest.raises(InvalidInputError, match=r"begins with U\+0000, which is reserved"):
+        await memory_system.publish_once([NewMessage(b"1")], "\0order")
+
+    assert len(await log_of(memory_system)) == 1
+
+
+async def test_the_record_of_a_batch_has_the_key_that_the_rfc_says(
+    memory_system: Engine,
+) -> None:
+    headers = {"namespace": "payments"}
+    (first, *_) = await memory_system.publish_once(
+        [NewMessage(b"x", headers=headers)] * 3, "order-17"
+    )
+
+    row = bytes.fromhex("0107 7061796d656e7473 00 0101 6f726465722d3137 2f33 00")
+    value = await memory_system._shard.database.get(row)
+    assert value is not None
+    assert IdempotencyRecord.decode(value).message_id == first

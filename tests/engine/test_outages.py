@@ -84,7 +84,8 @@ async def test_a_long_outage_is_an_error_that_does_not_pretend_to_know(
     inject(s3_environment, fault, times=None)
     with pytest.raises(StoreUnavailableError, match="no answer within 1000 ms") as caught:
         await system.publish(b"during")
-    with pytest.raises(StoreUnavailableError, match="an earlier write failed") as refused:
+    what_to_do = "an earlier write failed.*: close it and open it again"
+    with pytest.raises(StoreUnavailableError, match=what_to_do) as refused:
         await system.publish(b"stopped")
     assert not refused.value.in_doubt
     await system.close()
@@ -178,6 +179,20 @@ async def test_a_blob_that_can_not_be_stored_leaves_no_message_and_harms_no_othe
 
     s3_environment.heal()
     assert await payloads_of(url) == {b"other"}
+
+
+async def test_a_blob_is_tried_as_often_as_the_time_allows(
+    s3_environment: S3Server, new_s3_root: NewRoot
+) -> None:
+    options = PublishOptions(inline_bytes=10)
+    async with await Engine.open(new_s3_root(), settings=PATIENT, options=options) as system:
+        s3_environment.fail(methods={"PUT"}, path_contains="/blobs/", times=11)
+
+        message = await system.read(await system.publish(b"a large payload"))
+
+    assert s3_environment.faulted() == 11
+    assert message is not None
+    assert message.payload == b"a large payload"
 
 
 async def test_what_is_acknowledged_under_random_faults_is_there(

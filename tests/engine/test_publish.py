@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from opendata_queue import (
     StoredMessage,
     StoreSettings,
 )
+from opendata_queue.payloads import UPLOADS_AT_ONCE, BlobFolder
 from opendata_queue.recent import MESSAGE_OVERHEAD_BYTES, CheckedMessage, RecentMessages
 from opendata_queue.store import Database, Objects
 from opendata_queue.testing import ManualClock
+from tests.conftest import NewRoot
 from tests.engine.log import log_of
+from tests.s3_server import S3Server
 
 
 async def test_a_published_message_is_read_back_whole(system: Engine, clock: ManualClock) -> None:
@@ -198,6 +202,43 @@ async def test_a_blob_is_found_through_its_path_and_its_reference(
         f"UriPayload(uri='blobs/00000/{stored.name}')"
     )
     assert any(f"BlobReference(message_id={blob})" == str(value) for value in by_key.values())
+
+
+class WatchedObjects(Objects):
+    """Objects that know how many of them have been written at the same time."""
+
+    at_once = 0
+    most_at_once = 0
+
+    async def write(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await super().write(path, data, sync=sync)
+        self.at_once -= 1
+
+
+async def test_callers_with_blobs_wait_for_one_another_beyond_a_number(clock: ManualClock) -> None:
+    objects = WatchedObjects.open("memory:///", StoreSettings())
+    assert isinstance(objects, WatchedObjects)
+    folder = BlobFolder(objects, 0, clock)
+
+    stored = await asyncio.gather(*(folder.store_blobs([b"%d" % n] * 3) for n in range(100)))
+
+    assert objects.most_at_once == UPLOADS_AT_ONCE
+    for n, blobs in enumerate(stored):
+        assert [await objects.read(blob.path) for blob in blobs] == [b"%d" % n] * 3
+
+
+async def test_a_blob_is_one_request_so_that_a_kill_leaves_no_parts_of_it(
+    s3_environment: S3Server, new_s3_root: NewRoot
+) -> None:
+    objects = Objects.open(new_s3_root(), StoreSettings())
+    s3_environment.reset_requests()
+
+    await objects.write("blobs/00000/00", bytes(10_000_000))
+
+    asked = s3_environment.requests()
+    assert (asked["PUT"], asked["POST"]) == (1, 0)
 
 
 async def test_a_blob_that_is_gone_is_reported_never_replaced(tmp_path: Path) -> None:
