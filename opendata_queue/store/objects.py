@@ -36,7 +36,7 @@ _LONGEST_PAUSE = timedelta(seconds=1)
 class Objects:
     """The object store behind a root, as both SlateDB and obstore see it."""
 
-    __slots__ = ("_store", "location", "requests", "settings", "slatedb_store")
+    __slots__ = ("_first", "_store", "location", "requests", "settings", "slatedb_store")
 
     def __init__(
         self,
@@ -44,10 +44,14 @@ class Objects:
         settings: StoreSettings,
         store: LocalStore | MemoryStore | S3Store,
         slatedb_store: slatedb.ObjectStore,
+        first: S3Store | None = None,
     ) -> None:
         self.location = location
         self.settings = settings
         self._store = store
+        self._first = first
+        """Asks until there was an answer, and gives up after seconds: who has mistyped an endpoint
+        must not wait for as long as an outage may last."""
         self.slatedb_store = slatedb_store
         self.requests = 0
         """How many were made here; SlateDB counts its own."""
@@ -98,11 +102,13 @@ class Objects:
             self.requests += 1
             try:
                 path = self.location.join(path)
-                result = await _answer(obstore.get_async(self._store, path))
+                result = await _answer(obstore.get_async(self._first or self._store, path))
+                self._first = None
                 return bytes(await _answer(result.bytes_async()))
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
+                self._first = None
                 return None
 
     async def names(self, folder: str) -> list[str]:
@@ -198,11 +204,14 @@ class Objects:
             try:
                 path = self.location.join(path)
                 in_parts = len(data) > _LARGEST_SINGLE_PUT_BYTES
+                store = self._first or self._store
                 await _answer(
-                    obstore.put_async(self._store, path, data, mode=mode, use_multipart=in_parts)
+                    obstore.put_async(store, path, data, mode=mode, use_multipart=in_parts)
                 )
             except obstore.exceptions.AlreadyExistsError:
+                self._first = None
                 return False
+        self._first = None
         return True
 
     async def _sync(self, path: str) -> None:
@@ -254,29 +263,26 @@ def _file_clients(
     return LocalStore(location.folder), builder.build()
 
 
-def _s3_clients(location: Location, settings: StoreSettings) -> tuple[S3Store, slatedb.ObjectStore]:
+def _s3_clients(
+    location: Location, settings: StoreSettings
+) -> tuple[S3Store, slatedb.ObjectStore, S3Store]:
     access = S3Access.from_environment()
     options = access.options(location.bucket) | _timeouts(settings)
     given: dict[str, Any] = dict(options)
     if access.endpoint is not None:
         given["aws_endpoint_url_s3"] = access.endpoint_for(location.bucket)
+    retries: Any = {"retry_timeout": timedelta(milliseconds=settings.outage_timeout_ms)}
+    for_ever = {"backoff": {"max_backoff": _LONGEST_PAUSE}, "max_retries": _UNLIMITED_RETRIES}
     with access.trusted():
         # As keywords, not as client_options: those make obstore forget what else it was told.
-        store = S3Store(
-            location.bucket,
-            retry_config={
-                "backoff": {"max_backoff": _LONGEST_PAUSE},
-                "max_retries": _UNLIMITED_RETRIES,
-                "retry_timeout": timedelta(milliseconds=settings.outage_timeout_ms),
-            },
-            **given,
-        )
+        first = S3Store(location.bucket, retry_config=retries, **given)
+        store = S3Store(location.bucket, retry_config=retries | for_ever, **given)
         # Not from_url, which does not look at the environment.
         builder = slatedb.ObjectStoreBuilder.from_env(slatedb.ObjectStoreType.S3)
         builder.with_url(f"s3://{location.bucket}/")
         for option, value in options.items():
             builder.with_config(option, value)
-        return store, builder.build()
+        return store, builder.build(), first
 
 
 def _timeouts(settings: StoreSettings) -> dict[str, str]:

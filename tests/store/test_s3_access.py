@@ -190,6 +190,17 @@ async def test_an_endpoint_where_nobody_listens_is_told(monkeypatch: pytest.Monk
         await Objects.open("s3://bucket/root", IMPATIENT).read("x")
 
 
+async def test_nobody_waits_for_an_outage_to_end_at_an_endpoint_that_never_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With this patience it would take an hour; pytest gives up after minutes."""
+    set_environment(monkeypatch, KEYS | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
+    patient = Objects.open("s3://bucket/root", StoreSettings(outage_timeout_ms=3_600_000))
+
+    with pytest.raises(StoreUnavailableError, match="nobody listens there"):
+        await patient.create("x", b"y")
+
+
 async def test_a_certificate_of_ones_own_is_trusted_when_its_ca_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server
 ) -> None:
