@@ -88,8 +88,7 @@ def judge(tenure: Tenure | None, clock: Clock) -> Verdict:
     if lives is False:
         return Verdict.GONE
     # Our clock is the owner's clock: a heartbeat that is not fresh may still be on its way.
-    last = tenure.last_sign_at
-    if lives and last is not None and abs(clock.now_ms() - last) <= owner.lease_ms:
+    if lives and tenure.is_fresh(clock.now_ms()):
         return Verdict.ALIVE
     return Verdict.UNKNOWN
 
