@@ -71,25 +71,29 @@ async def _serve(
     make_room_for(settings.max_connections)
     clock = SystemClock()
     signals = _Signals()
+    # The address is taken before the root: a broker that can't be reached must own nothing, and
+    # a standby that could not be must say so before it is needed.
+    listening = _bind(settings)
     if settings.standby:
         announce(f"standing by for {url}")
     while True:
-        vacancy = await _unless_stopped(_vacancy(url, settings, clock, store), signals.stop)
-        if vacancy is None:
-            return
-        # The address is taken before the root: a broker that can't be reached must own nothing.
-        with _listen(settings) as listening:
+        with listening:
+            vacancy = await _unless_stopped(_vacancy(url, settings, clock, store), signals.stop)
+            if vacancy is None:
+                return
+            _listen(listening)
             address = settings.advertise or _address(listening)
             try:
                 opening = _open(url, settings, clock, vacancy, address, store, options)
                 system = await _unless_stopped(opening, signals.stop)
             except OwnedError:
-                if settings.standby:
-                    continue  # another one was faster
-                raise
-            if system is not None:
-                await _serve_system(system, settings, clock, listening, announce, signals)
-            return
+                if not settings.standby:
+                    raise
+            else:
+                if system is not None:
+                    await _serve_system(system, settings, clock, listening, announce, signals)
+                return
+        listening = _bind(settings)  # another one was faster: nobody is listened to here
 
 
 async def _vacancy(
@@ -286,16 +290,38 @@ async def _close(engine: ServedSystem, settings: ServerSettings) -> None:
         logger.error("could not close the root: %s", error)
 
 
-def _listen(settings: ServerSettings) -> socket.socket:
-    try:
+def _bind(settings: ServerSettings) -> socket.socket:
+    """Take the address, and listen to nobody yet: who connects is refused."""
+    with _listening_errors(settings.host, settings.port), contextlib.ExitStack() as undone:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
-        return socket.create_server(
-            found[0][4][:2], family=found[0][0], backlog=_BACKLOG, reuse_port=False
-        )
+        address = found[0][4][:2]
+        bound = undone.enter_context(socket.socket(found[0][0], socket.SOCK_STREAM))
+        if bound.family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            bound.bind(address)  # for us alone, before anybody listens
+        except OSError:
+            # Perhaps only connections of an earlier process are in the way, about to end.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        undone.pop_all()
+        return bound
+
+
+def _listen(bound: socket.socket) -> None:
+    host, port = bound.getsockname()[:2]
+    with _listening_errors(host, port):
+        # Connections must not keep the address from whoever comes after us.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.listen(_BACKLOG)
+
+
+@contextlib.contextmanager
+def _listening_errors(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise StoreAccessError(
-            f"can't listen on {settings.host} port {settings.port}: {error}"
-        ) from error
+        raise StoreAccessError(f"can't listen on {host} port {port}: {error}") from error
 
 
 def _configuration(broker: Broker) -> uvicorn.Config:

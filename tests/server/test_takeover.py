@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -24,6 +25,8 @@ from opendata_queue import (
     StoreUnavailableError,
 )
 from opendata_queue.client import ClientOptions, RemoteSystem
+from opendata_queue.server.serving import _bind, _listen
+from opendata_queue.server.settings import ServerSettings
 from tests.broker import BrokerProcess, reserved_port
 from tests.conftest import NewRoot
 from tests.s3_server import S3Server
@@ -140,6 +143,44 @@ async def test_a_broker_that_is_only_stopped_is_replaced_and_steps_down_when_it_
             await load.until(SOME)
             await check_the_end(load, root)
         assert await asyncio.to_thread(second.stop) == 0, second.complaints
+
+
+def test_a_standby_whose_address_is_taken_says_so_before_it_is_needed(tmp_path: Path) -> None:
+    root = f"file://{tmp_path}/root"
+    with BrokerProcess(root) as owner:
+        port = owner.url.rpartition(":")[2]
+        with BrokerProcess(root, "--standby", "--port", port) as standby:
+            assert standby.wait() == 1
+            assert f"can't listen on 127.0.0.1 port {port}" in standby.complaints
+
+
+def test_a_standby_keeps_its_address_and_listens_to_nobody() -> None:
+    with _bind(ServerSettings(port=0)) as bound:
+        address = bound.getsockname()
+        same = ServerSettings(port=address[1])
+        with pytest.raises(StoreAccessError, match="can't listen"):
+            _bind(same)
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(address)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+
+        _listen(bound)
+
+        with socket.create_connection(address):
+            pass
+        with pytest.raises(StoreAccessError, match="can't listen"):
+            _bind(same)
+
+
+def test_connections_of_a_broker_that_is_gone_do_not_keep_its_address_from_the_next() -> None:
+    with _bind(ServerSettings(port=0)) as first:
+        _listen(first)
+        address = first.getsockname()
+        client = socket.create_connection(address)
+        served, _ = first.accept()
+    with client, served, _bind(ServerSettings(port=address[1])) as second:
+        _listen(second)
 
 
 async def test_a_worker_outlives_a_broker_that_is_killed_while_it_waits(tmp_path: Path) -> None:
