@@ -67,6 +67,7 @@ async def _serve(
     store: StoreSettings | None,
     options: PublishOptions | None,
 ) -> None:
+    _check_together(settings)
     check_address(settings)
     make_room_for(settings.max_connections)
     clock = SystemClock()
@@ -105,12 +106,21 @@ async def _vacancy(
     return await stand_by(objects, _roles(settings), clock=clock)
 
 
-def _roles(settings: ServerSettings) -> Sequence[str]:
+def _check_together(settings: ServerSettings) -> None:
+    """Refuse what does not go together, before anything is waited for."""
     if settings.role is Role.INGEST and (settings.standby or settings.takeover):
         raise StoreAccessError(
             "an ingest process takes a shard that is free, and nobody's place: start it without "
             "--standby and --takeover"
         )
+    if settings.standby and settings.takeover:
+        raise StoreAccessError(
+            "a standby waits until nobody serves the root, and --takeover does not wait: start it "
+            "with --standby or --takeover, not both"
+        )
+
+
+def _roles(settings: ServerSettings) -> Sequence[str]:
     return (QUEUES_ROLE,) if settings.role is Role.QUEUES else ALL_ROLES
 
 
@@ -123,7 +133,6 @@ async def _open(
     store: StoreSettings | None,
     options: PublishOptions | None = None,
 ) -> ServedSystem:
-    _roles(settings)  # says what does not go together
     limits = CommitLimits(linger_ms=settings.linger_ms)
     options = options or PublishOptions(limits=limits)
     retention = _retention(settings)
@@ -178,6 +187,7 @@ def run_tailer(
 async def _tail(
     url: str, settings: ServerSettings, announce: Announce, store: StoreSettings | None
 ) -> None:
+    _check_together(settings)
     clock = SystemClock()
     stop = _Signals().stop
     if settings.standby:

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from opendata_queue import (
     StoreUnavailableError,
 )
 from opendata_queue.client import ClientOptions, RemoteSystem
-from opendata_queue.server.serving import _bind, _listen
+from opendata_queue.roles import Role
+from opendata_queue.server.serving import _bind, _listen, run, run_tailer
 from opendata_queue.server.settings import ServerSettings
 from tests.broker import BrokerProcess, reserved_port
 from tests.conftest import NewRoot
@@ -152,6 +153,27 @@ def test_a_standby_whose_address_is_taken_says_so_before_it_is_needed(tmp_path: 
         with BrokerProcess(root, "--standby", "--port", port) as standby:
             assert standby.wait() == 1
             assert f"can't listen on 127.0.0.1 port {port}" in standby.complaints
+
+
+@pytest.mark.parametrize("serve", [run, run_tailer])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (ServerSettings(standby=True, takeover=True), "--standby or --takeover, not both"),
+        (ServerSettings(role=Role.INGEST, standby=True), "without --standby and --takeover"),
+        (ServerSettings(role=Role.INGEST, takeover=True), "without --standby and --takeover"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_made_or_waited_for(
+    tmp_path: Path, serve: Callable[..., None], settings: ServerSettings, message: str
+) -> None:
+    announced: list[str] = []
+
+    with pytest.raises(StoreAccessError, match=message):
+        serve(f"file://{tmp_path}/root", settings, announce=announced.append)
+
+    assert not announced
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_standby_keeps_its_address_and_listens_to_nobody() -> None:
