@@ -101,6 +101,11 @@ class Tenure:
             return self.heartbeat.at
         return None if self.owner is None else self.owner.taken_at
 
+    def is_fresh(self, now_ms: int) -> bool:
+        """Whether that was within its lease, if the owner's clock shows what ours does."""
+        last = self.last_sign_at
+        return last is not None and abs(now_ms - last) <= self.lease_ms
+
 
 class OwnerFiles:
     """The files of one role."""

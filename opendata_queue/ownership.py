@@ -47,6 +47,9 @@ ALL_ROLES: Final = (QUEUES_ROLE, messages_role(0))
 
 _BEATS_PER_LEASE: Final = 3
 _LOOKS_PER_LEASE: Final = 10
+_STANDBY_LOOKS_PER_LEASE: Final = 5
+_STANDBY_PAUSE_MS: Final = 2_000
+"""The longest: a standby is to serve within the owner's lease and five seconds."""
 _RELEASE_TIMEOUT_MS: Final = 5_000
 _LONGEST_NAME: Final = 255
 
@@ -88,8 +91,7 @@ def judge(tenure: Tenure | None, clock: Clock) -> Verdict:
     if lives is False:
         return Verdict.GONE
     # Our clock is the owner's clock: a heartbeat that is not fresh may still be on its way.
-    last = tenure.last_sign_at
-    if lives and last is not None and abs(clock.now_ms() - last) <= owner.lease_ms:
+    if lives and tenure.is_fresh(clock.now_ms()):
         return Verdict.ALIVE
     return Verdict.UNKNOWN
 
@@ -254,11 +256,10 @@ async def stand_by(objects: Objects, roles: Sequence[str] = ALL_ROLES, *, clock:
     """
     watches = [_Watch(OwnerFiles(objects, role), clock) for role in roles]
     while True:
-        for watch in watches:
-            await watch.try_to_look()
+        await asyncio.gather(*(watch.try_to_look() for watch in watches))
         if all(watch.is_vacant for watch in watches):
             return Vacancy(epochs={watch.files.role: watch.epoch for watch in watches})
-        pause_ms = min(watch.lease_ms for watch in watches) // _BEATS_PER_LEASE
+        pause_ms = min(watch.standby_pause_ms for watch in watches if not watch.is_vacant)
         await clock.wait_until(clock.now_ms() + pause_ms)
         for watch in watches:
             watch.waited(pause_ms)
@@ -307,6 +308,12 @@ class _Watch:
     @property
     def is_vacant(self) -> bool:
         return self.verdict is Verdict.GONE or self._silent_ms >= self.lease_ms
+
+    @property
+    def standby_pause_ms(self) -> int:
+        """Until the next look: often enough to notice a last heartbeat soon, and not too late."""
+        pause_ms = min(self.lease_ms // _STANDBY_LOOKS_PER_LEASE, _STANDBY_PAUSE_MS)
+        return min(pause_ms, self.lease_ms - self._silent_ms)
 
     def waited(self, milliseconds: int) -> None:
         self._silent_ms += milliseconds

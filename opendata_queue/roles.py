@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 import logging
 from typing import Final
 
-from opendata_queue.clock import Clock
+from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.errors import OdqError, OtherRoleError, OwnedError, StoreUnavailableError
-from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles, current_owner, messages_role
+from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles, Tenure, messages_role
 from opendata_queue.ownership import Ownership, Vacancy, Verdict, judge, wait_until_silent
 from opendata_queue.shard_files import ShardFiles
 from opendata_queue.store import Objects
@@ -17,7 +18,9 @@ from opendata_queue.store import Objects
 logger = logging.getLogger(__name__)
 
 _TRIES: Final = 100
-_PUBLISHERS_LOOKED_AT: Final = 8
+_PUBLISHERS_LOOKED_AT: Final = 64
+
+_turns = itertools.count()
 
 
 class Role(enum.StrEnum):
@@ -107,32 +110,66 @@ async def _first_silent(unknown: dict[int, OwnerFiles], clock: Clock) -> tuple[i
 
 async def queues_are_elsewhere(objects: Objects) -> OtherRoleError:
     """What to tell somebody who asks an ingest process for what only the owner of queues does."""
-    address = await _address_of(objects, QUEUES_ROLE)
+    address = _address_in(await _tenure_of(objects, QUEUES_ROLE))
     where = f"they are served at {address}" if address else "nobody serves them at an address now"
     return OtherRoleError(
         f"this process publishes, and does nothing with queues: {where}", address=address
     )
 
 
-async def publishing_is_elsewhere(objects: Objects) -> OtherRoleError:
+async def publishing_is_elsewhere(objects: Objects, clock: Clock | None = None) -> OtherRoleError:
     """What to tell somebody who wants to publish through a process that owns queues alone."""
-    address = await _address_of(objects, messages_role(0))
-    try:
-        shards = await ShardFiles(objects).live_shards()
-    except OdqError:
-        shards = []
-    for shard in shards[:_PUBLISHERS_LOOKED_AT]:
-        address = address or await _address_of(objects, messages_role(shard))
+    address = await _publisher_address(objects, clock or SystemClock())
     where = f"publish at {address}" if address else "start one with odq serve --role ingest"
     return OtherRoleError(
         f"this process serves queues, and does not publish: {where}", address=address
     )
 
 
-async def _address_of(objects: Objects, role: str) -> str | None:
+async def _publisher_address(objects: Objects, clock: Clock) -> str | None:
+    """Where to publish: at the first publisher that lives, as far as that is known at once.
+
+    It is always the same one, since who repeats a publish must meet the shard that knows its key.
+    If none is known to live, those that may do take turns: who was refused by one is sent to the
+    next. One that is gone is named last, for those who wait until it is started again.
+    """
+    doubtful: list[str] = []
+    gone: list[str] = []
+    for shard in await _shards_to_publish_to(objects):
+        tenure = await _tenure_of(objects, messages_role(shard))
+        address = _address_in(tenure)
+        if tenure is None or address is None:
+            continue
+        verdict = judge(tenure, clock)
+        if verdict is Verdict.GONE:
+            gone.append(address)
+        elif verdict is Verdict.ALIVE or tenure.is_fresh(clock.now_ms()):
+            return address
+        else:
+            doubtful.append(address)
+    if doubtful:
+        return doubtful[next(_turns) % len(doubtful)]
+    return gone[0] if gone else None
+
+
+async def _shards_to_publish_to(objects: Objects) -> list[int]:
     try:
-        owner = await current_owner(objects, role)
+        return [0, *(await ShardFiles(objects).live_shards())[:_PUBLISHERS_LOOKED_AT]]
+    except OdqError as error:
+        logger.info("could not look for live shards: %s", error)
+        return [0]
+
+
+async def _tenure_of(objects: Objects, role: str) -> Tenure | None:
+    try:
+        return await OwnerFiles(objects, role).newest()
     except OdqError as error:
         logger.info("could not look who serves %s: %s", role, error)
         return None
-    return None if owner is None else owner.address
+
+
+def _address_in(tenure: Tenure | None) -> str | None:
+    """Where a role is served that was not given up."""
+    if tenure is None or tenure.released or tenure.owner is None:
+        return None
+    return tenure.owner.address

@@ -46,7 +46,10 @@ Standby = Annotated[
     bool,
     typer.Option("--standby", envvar="ODQ_STANDBY", help="Wait until nobody serves it, then do."),
 ]
-Takeover = Annotated[bool, typer.Option("--takeover", help="Take it from whoever serves it.")]
+Takeover = Annotated[
+    bool,
+    typer.Option("--takeover", help="Take it from whoever serves it; not with --standby."),
+]
 OwnerLeaseMs = Annotated[
     int,
     typer.Option(envvar="ODQ_OWNER_LEASE_MS", help="After so long a silence a standby takes over."),

@@ -67,29 +67,34 @@ async def _serve(
     store: StoreSettings | None,
     options: PublishOptions | None,
 ) -> None:
+    _check_together(settings)
     check_address(settings)
     make_room_for(settings.max_connections)
     clock = SystemClock()
     signals = _Signals()
+    # The address is taken before the root: a broker that can't be reached must own nothing, and
+    # a standby that could not be must say so before it is needed.
+    listening = _bind(settings)
     if settings.standby:
         announce(f"standing by for {url}")
     while True:
-        vacancy = await _unless_stopped(_vacancy(url, settings, clock, store), signals.stop)
-        if vacancy is None:
-            return
-        # The address is taken before the root: a broker that can't be reached must own nothing.
-        with _listen(settings) as listening:
+        with listening:
+            vacancy = await _unless_stopped(_vacancy(url, settings, clock, store), signals.stop)
+            if vacancy is None:
+                return
+            _listen(listening)
             address = settings.advertise or _address(listening)
             try:
                 opening = _open(url, settings, clock, vacancy, address, store, options)
                 system = await _unless_stopped(opening, signals.stop)
             except OwnedError:
-                if settings.standby:
-                    continue  # another one was faster
-                raise
-            if system is not None:
-                await _serve_system(system, settings, clock, listening, announce, signals)
-            return
+                if not settings.standby:
+                    raise
+            else:
+                if system is not None:
+                    await _serve_system(system, settings, clock, listening, announce, signals)
+                return
+        listening = _bind(settings)  # another one was faster: nobody is listened to here
 
 
 async def _vacancy(
@@ -101,12 +106,21 @@ async def _vacancy(
     return await stand_by(objects, _roles(settings), clock=clock)
 
 
-def _roles(settings: ServerSettings) -> Sequence[str]:
+def _check_together(settings: ServerSettings) -> None:
+    """Refuse what does not go together, before anything is waited for."""
     if settings.role is Role.INGEST and (settings.standby or settings.takeover):
         raise StoreAccessError(
             "an ingest process takes a shard that is free, and nobody's place: start it without "
             "--standby and --takeover"
         )
+    if settings.standby and settings.takeover:
+        raise StoreAccessError(
+            "a standby waits until nobody serves the root, and --takeover does not wait: start it "
+            "with --standby or --takeover, not both"
+        )
+
+
+def _roles(settings: ServerSettings) -> Sequence[str]:
     return (QUEUES_ROLE,) if settings.role is Role.QUEUES else ALL_ROLES
 
 
@@ -119,7 +133,6 @@ async def _open(
     store: StoreSettings | None,
     options: PublishOptions | None = None,
 ) -> ServedSystem:
-    _roles(settings)  # says what does not go together
     limits = CommitLimits(linger_ms=settings.linger_ms)
     options = options or PublishOptions(limits=limits)
     retention = _retention(settings)
@@ -174,6 +187,7 @@ def run_tailer(
 async def _tail(
     url: str, settings: ServerSettings, announce: Announce, store: StoreSettings | None
 ) -> None:
+    _check_together(settings)
     clock = SystemClock()
     stop = _Signals().stop
     if settings.standby:
@@ -286,16 +300,38 @@ async def _close(engine: ServedSystem, settings: ServerSettings) -> None:
         logger.error("could not close the root: %s", error)
 
 
-def _listen(settings: ServerSettings) -> socket.socket:
-    try:
+def _bind(settings: ServerSettings) -> socket.socket:
+    """Take the address, and listen to nobody yet: who connects is refused."""
+    with _listening_errors(settings.host, settings.port), contextlib.ExitStack() as undone:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
-        return socket.create_server(
-            found[0][4][:2], family=found[0][0], backlog=_BACKLOG, reuse_port=False
-        )
+        address = found[0][4][:2]
+        bound = undone.enter_context(socket.socket(found[0][0], socket.SOCK_STREAM))
+        if bound.family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            bound.bind(address)  # for us alone, before anybody listens
+        except OSError:
+            # Perhaps only connections of an earlier process are in the way, about to end.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        undone.pop_all()
+        return bound
+
+
+def _listen(bound: socket.socket) -> None:
+    host, port = bound.getsockname()[:2]
+    with _listening_errors(host, port):
+        # Connections must not keep the address from whoever comes after us.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.listen(_BACKLOG)
+
+
+@contextlib.contextmanager
+def _listening_errors(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise StoreAccessError(
-            f"can't listen on {settings.host} port {settings.port}: {error}"
-        ) from error
+        raise StoreAccessError(f"can't listen on {host} port {port}: {error}") from error
 
 
 def _configuration(broker: Broker) -> uvicorn.Config:

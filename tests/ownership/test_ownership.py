@@ -25,6 +25,7 @@ from opendata_queue import (
     find_broker,
 )
 from opendata_queue.owner_files import (
+    DEFAULT_LEASE_MS,
     Heartbeat,
     Owner,
     OwnerFiles,
@@ -96,12 +97,14 @@ async def beat(objects: Objects, count: int) -> None:
         await OwnerFiles(objects, role).beat(1, heartbeat)
 
 
-async def while_time_passes(clock: ManualClock, work: Coroutine[Any, Any, T]) -> T:
-    """Turn the clock whenever somebody waits for it."""
+async def while_time_passes(
+    clock: ManualClock, work: Coroutine[Any, Any, T], *, wait_by_wait: bool = False
+) -> T:
+    """Turn the clock whenever somebody waits for it; to the end of each wait, if that matters."""
     task = asyncio.ensure_future(work)
     while not task.done():
-        if clock._waiting:
-            clock.advance_ms(1_000)
+        if waiting := list(clock._waiting.values()):
+            clock.advance_ms(max(0, min(waiting) - clock.now_ms()) if wait_by_wait else 1_000)
         await asyncio.sleep(0)
     return await task
 
@@ -578,6 +581,32 @@ async def test_a_standby_waits_for_as_long_as_there_are_heartbeats(
 
     assert clock.now_ms() - began_at >= LEASE_MS
     assert vacancy.epochs == dict.fromkeys(ALL_ROLES, 1)
+
+
+@pytest.mark.parametrize("machine", ["ours", "another"])
+@pytest.mark.parametrize("lease_ms", [DEFAULT_LEASE_MS, 100, 9_999, 60_000])
+async def test_a_standby_is_never_more_than_two_seconds_later_than_the_lease(
+    in_memory: Objects, clock: ManualClock, lease_ms: int, machine: str
+) -> None:
+    owner = an_owner(lease_ms=lease_ms)
+    if machine == "ours":  # it was stopped: its process is there
+        parent = os.getppid()
+        owner = an_owner(
+            lease_ms=lease_ms,
+            machine=OURS.machine,
+            pid=parent,
+            process_start=process_start(parent),
+            taken_at=clock.now_ms(),
+        )
+    await settle_in(in_memory, owner)
+    waiting = asyncio.create_task(stand_by(in_memory, clock=clock))
+    await until_it_waits(clock, waiting)
+    await beat(in_memory, 1)  # just after a look
+    last_beat_at = clock.now_ms()
+
+    await while_time_passes(clock, asyncio.wait_for(waiting, None), wait_by_wait=True)
+
+    assert lease_ms <= clock.now_ms() - last_beat_at <= lease_ms + 2_000
 
 
 async def test_a_clock_that_is_set_does_not_make_an_owner_look_dead(

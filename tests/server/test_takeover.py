@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from opendata_queue import (
     StoreUnavailableError,
 )
 from opendata_queue.client import ClientOptions, RemoteSystem
+from opendata_queue.roles import Role
+from opendata_queue.server.serving import _bind, _listen, run, run_tailer
+from opendata_queue.server.settings import ServerSettings
 from tests.broker import BrokerProcess, reserved_port
 from tests.conftest import NewRoot
 from tests.s3_server import S3Server
@@ -140,6 +144,65 @@ async def test_a_broker_that_is_only_stopped_is_replaced_and_steps_down_when_it_
             await load.until(SOME)
             await check_the_end(load, root)
         assert await asyncio.to_thread(second.stop) == 0, second.complaints
+
+
+def test_a_standby_whose_address_is_taken_says_so_before_it_is_needed(tmp_path: Path) -> None:
+    root = f"file://{tmp_path}/root"
+    with BrokerProcess(root) as owner:
+        port = owner.url.rpartition(":")[2]
+        with BrokerProcess(root, "--standby", "--port", port) as standby:
+            assert standby.wait() == 1
+            assert f"can't listen on 127.0.0.1 port {port}" in standby.complaints
+
+
+@pytest.mark.parametrize("serve", [run, run_tailer])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (ServerSettings(standby=True, takeover=True), "--standby or --takeover, not both"),
+        (ServerSettings(role=Role.INGEST, standby=True), "without --standby and --takeover"),
+        (ServerSettings(role=Role.INGEST, takeover=True), "without --standby and --takeover"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_made_or_waited_for(
+    tmp_path: Path, serve: Callable[..., None], settings: ServerSettings, message: str
+) -> None:
+    announced: list[str] = []
+
+    with pytest.raises(StoreAccessError, match=message):
+        serve(f"file://{tmp_path}/root", settings, announce=announced.append)
+
+    assert not announced
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_standby_keeps_its_address_and_listens_to_nobody() -> None:
+    with _bind(ServerSettings(port=0)) as bound:
+        address = bound.getsockname()
+        same = ServerSettings(port=address[1])
+        with pytest.raises(StoreAccessError, match="can't listen"):
+            _bind(same)
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(address)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+
+        _listen(bound)
+
+        with socket.create_connection(address):
+            pass
+        with pytest.raises(StoreAccessError, match="can't listen"):
+            _bind(same)
+
+
+def test_connections_of_a_broker_that_is_gone_do_not_keep_its_address_from_the_next() -> None:
+    with _bind(ServerSettings(port=0)) as first:
+        _listen(first)
+        address = first.getsockname()
+        client = socket.create_connection(address)
+        served, _ = first.accept()
+    with client, served, _bind(ServerSettings(port=address[1])) as second:
+        _listen(second)
 
 
 async def test_a_worker_outlives_a_broker_that_is_killed_while_it_waits(tmp_path: Path) -> None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
-from opendata_queue import Engine, NewMessage, OtherRoleError, OwnedError
+from opendata_queue import Engine, NewMessage, OtherRoleError, OwnedError, StoreSettings
 from opendata_queue.ingest import Ingest
+from opendata_queue.owner_files import DEFAULT_LEASE_MS, Owner, OwnerFiles, messages_role
+from opendata_queue.process_identity import ProcessIdentity
+from opendata_queue.roles import publishing_is_elsewhere
+from opendata_queue.shard_files import ShardFiles
+from opendata_queue.store import Objects
 from opendata_queue.testing import ManualClock
 from tests.conftest import NewRoot
 
@@ -147,6 +154,84 @@ async def test_a_server_of_queues_says_where_to_publish(new_memory_root: NewRoot
         async with await Ingest.open(root, address="http://publish:1"):
             with pytest.raises(OtherRoleError, match="http://publish:1"):
                 await queues.publish_many(numbered(0, 1))
+
+
+ELSEWHERE = ProcessIdentity(machine="another", pid=17, start="48213")
+
+
+@pytest.fixture
+def objects(new_memory_root: NewRoot) -> Objects:
+    return Objects.open(new_memory_root(), StoreSettings())
+
+
+@pytest.fixture
+def killed() -> ProcessIdentity:
+    """A process of this machine that has ended without a word."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ProcessIdentity(
+        machine=ProcessIdentity.of_this_process().machine, pid=ended.pid, start="1"
+    )
+
+
+async def publisher(objects: Objects, shard: int, process: ProcessIdentity, sign_at: int) -> str:
+    """Let somebody write a shard who gave a sign of life then; returns where it serves."""
+    if shard:
+        await ShardFiles(objects).reserve_live(now_ms=sign_at)
+    owner = Owner(
+        holder=f"{shard:032x}",
+        name="someone",
+        host="somewhere",
+        machine=process.machine,
+        pid=process.pid,
+        process_start=process.start,
+        address=f"http://publish:{shard}",
+        lease_ms=DEFAULT_LEASE_MS,
+        taken_at=sign_at,
+    )
+    assert await OwnerFiles(objects, messages_role(shard)).create(1, owner)
+    return f"http://publish:{shard}"
+
+
+async def test_nobody_is_sent_to_a_publisher_that_was_killed_while_another_one_lives(
+    objects: Objects, killed: ProcessIdentity
+) -> None:
+    clock = ManualClock()
+    gone = [await publisher(objects, shard, killed, clock.now_ms()) for shard in (0, 1)]
+    alone = await publishing_is_elsewhere(objects, clock)
+    alive = await publisher(objects, 2, ELSEWHERE, clock.now_ms())
+
+    # Without another one whoever asks waits until it is started again.
+    assert alone.address == gone[0]
+    assert (await publishing_is_elsewhere(objects, clock)).address == alive
+
+
+async def test_a_publisher_elsewhere_that_is_silent_for_its_lease_comes_after_one_that_is_not(
+    objects: Objects,
+) -> None:
+    clock = ManualClock()
+    first = await publisher(objects, 1, ELSEWHERE, clock.now_ms())
+    clock.advance_ms(DEFAULT_LEASE_MS)
+    second = await publisher(objects, 2, ELSEWHERE, clock.now_ms())
+    # The same one each time: it knows the keys of what is published again.
+    before = [(await publishing_is_elsewhere(objects, clock)).address for _ in range(3)]
+
+    clock.advance_ms(1)
+
+    assert before == [first] * 3
+    assert (await publishing_is_elsewhere(objects, clock)).address == second
+
+
+async def test_publishers_of_which_nothing_is_known_take_turns(
+    objects: Objects, killed: ProcessIdentity
+) -> None:
+    clock = ManualClock()
+    await publisher(objects, 1, killed, clock.now_ms())
+    silent = [await publisher(objects, shard, ELSEWHERE, 1_000) for shard in (2, 3)]
+
+    named = [(await publishing_is_elsewhere(objects, clock)).address for _ in range(2)]
+
+    assert sorted(filter(None, named)) == silent
 
 
 async def test_queues_have_one_owner(new_memory_root: NewRoot) -> None:

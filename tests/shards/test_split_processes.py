@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from opendata_queue import AsyncSystem, NewMessage, open_async
+from opendata_queue import AsyncSystem, NewMessage, connect_async, open_async
 from tests.broker import BrokerProcess
 from tests.conftest import NewRoot
 from tests.s3_server import S3Server
@@ -114,6 +114,24 @@ async def test_every_message_is_routed_once_whoever_is_killed_and_started_again(
         await publish(processes, "two", 250, 300)
 
         assert await drain(processes, 300) == list(range(300))
+
+
+async def test_publishing_goes_on_when_one_of_two_publishers_is_killed(tmp_path: Path) -> None:
+    root = f"file://{tmp_path}/root"
+    with ExitStack() as stack:
+        processes = Processes(root, stack, {})
+        for name in ("one", "two"):
+            processes.start(name)
+        processes.kill("one")
+
+        # None of them names the one that is left: the store says where it is, or the tailer.
+        async with await connect_async(root) as system:
+            await system.publish(b"7")
+        processes.start("tailer")
+        async with await connect_async(root) as system:
+            await system.publish(b"7")
+        async with await connect(processes, "tailer") as system:
+            await system.publish(b"7")
 
 
 async def test_each_process_does_its_part_and_says_who_does_the_other(tmp_path: Path) -> None:
