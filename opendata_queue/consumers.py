@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncGenerator
 from types import TracebackType
@@ -26,24 +27,49 @@ MAX_BATCH: Final = 1_000
 class RetryLater(Exception):
     """Raise it to have a message back after ``delay_ms``, instead of after the usual back-off.
 
-    The attempt counts like any other that failed.
+    The attempt counts like any other that failed. Parts of a millisecond are rounded.
     """
 
-    def __init__(self, delay_ms: int, reason: str = "") -> None:
-        super().__init__(reason or f"retry in {delay_ms} ms")
-        self.delay_ms = delay_ms
+    def __init__(self, delay_ms: float, reason: str = "") -> None:
+        self.delay_ms = _whole_ms(delay_ms)
+        super().__init__(reason or f"retry in {self.delay_ms} ms")
 
 
-def failure_of(error: BaseException) -> tuple[str, int | None]:
-    """What a nack says of an error: its text, and a delay if it asks for one."""
-    if isinstance(error, RetryLater):
-        return str(error), error.delay_ms
+def _whole_ms(delay_ms: float) -> int:
+    # Delays are often reckoned from seconds: 0.29 * 1000 is a bit less than 290.
+    is_number = isinstance(delay_ms, int | float) and not isinstance(delay_ms, bool)
+    if not is_number or not 0 <= delay_ms < math.inf:
+        raise InvalidInputError(f"delay_ms is {delay_ms!r}, not 0 or more")
+    return round(delay_ms)
+
+
+async def nack_for(
+    system: AsyncSystem, queue: str, message: ClaimedMessage, error: BaseException
+) -> Outcome:
+    """Nack a message with an error's text, and the delay if it asks for one that can be had."""
+    text = failure_text(error)
+    # A class of a user's may come without it.
+    delay_ms = getattr(error, "delay_ms", None) if isinstance(error, RetryLater) else None
+    try:
+        (outcome,) = await system.nack(queue, message, error=text, delay_ms=delay_ms)
+    except InvalidInputError as refusal:
+        if delay_ms is None:
+            raise
+        logger.warning("a message of queue %s rests as long as usual: %s", queue, refusal)
+        (outcome,) = await system.nack(queue, message, error=text)
+    return outcome
+
+
+def failure_text(error: BaseException) -> str:
+    """What is kept of an error."""
     try:
         text = str(error)
     except Exception:  # an error of a user's may do anything
         text = ""
+    if text and isinstance(error, RetryLater):
+        return text
     name = type(error).__name__
-    return (f"{name}: {text}" if text else name), None
+    return f"{name}: {text}" if text else name
 
 
 class AsyncConsumer:
@@ -206,8 +232,7 @@ class AsyncConsumer:
             if error is None:
                 await self.ack()
             elif isinstance(error, Exception):
-                text, delay_ms = failure_of(error)
-                await self.nack(text, delay_ms=delay_ms)
+                await self._nack_for(error)
             else:
                 await self.release()
             await self._stop()
@@ -215,6 +240,11 @@ class AsyncConsumer:
             if error is None:
                 raise
             self._could_not_settle(trouble)  # and don't hide the error that is under way
+
+    async def _nack_for(self, error: Exception) -> None:
+        message = self._put_down()
+        if message is not None:
+            await nack_for(self._system, self.queue, message, error)
 
     async def _finish_turn(self) -> None:
         """Ack in the background, so that acks of a batch can share a commit."""

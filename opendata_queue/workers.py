@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from opendata_queue.consumers import failure_of
+from opendata_queue.consumers import failure_text, nack_for
 from opendata_queue.daemon_threads import DaemonThreads
 from opendata_queue.errors import InvalidInputError, OdqError, WrongContextError
 from opendata_queue.leases import LeaseKeeper
@@ -276,16 +276,15 @@ class AsyncWorker:
         elif failure is None:
             (outcome,) = await self._system.ack(self.queue, message)
         else:
-            text, delay_ms = failure_of(failure)
             logger.info(
                 "message %d of queue %s failed, attempt %d: %s",
                 message.message_id,
                 self.queue,
                 message.attempts,
-                text,
+                failure_text(failure),
                 exc_info=failure,
             )
-            (outcome,) = await self._system.nack(self.queue, message, error=text, delay_ms=delay_ms)
+            outcome = await nack_for(self._system, self.queue, message, failure)
         if outcome != "ok":
             logger.warning(
                 "message %d of queue %s was handled in vain: its lease was lost",

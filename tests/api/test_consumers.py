@@ -352,6 +352,19 @@ def test_retry_later_says_when(memory_system: System, clock: ManualClock) -> Non
     assert len(memory_system.claim("q")) == 1
 
 
+def test_a_delay_that_can_not_be_is_a_failure_with_the_usual_back_off(
+    memory_system: System,
+) -> None:
+    fill(memory_system, 3)
+
+    with pytest.raises(RetryLater), memory_system.consumer("q") as messages:  # noqa: PT012
+        for _ in messages:
+            raise RetryLater(10**18)
+
+    assert state(memory_system) == (3, 0, 0, 0)
+    assert memory_system.stats("q").delayed == 1
+
+
 # --- leases ---------------------------------------------------------------------------------------
 
 

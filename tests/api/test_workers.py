@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import math
 import signal
 import threading
 import weakref
@@ -259,6 +260,49 @@ async def test_retry_later_says_when(async_system: AsyncSystem, clock: ManualClo
     clock.advance_ms(1)
     handle.start()
     await until(async_system, done=1)
+
+
+@pytest.mark.parametrize(
+    ("delay_ms", "whole_ms"), [(250.0, 250), (0.29 * 1000, 290), (0, 0), (1.2, 1)]
+)
+def test_retry_later_rounds_to_milliseconds(delay_ms: float, whole_ms: int) -> None:
+    error = RetryLater(delay_ms)
+
+    assert (error.delay_ms, str(error)) == (whole_ms, f"retry in {whole_ms} ms")
+
+
+@pytest.mark.parametrize("delay_ms", [-5, -0.1, math.nan, math.inf, "soon", None, True])
+def test_retry_later_refuses_what_is_no_delay(delay_ms: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"delay_ms is .*, not 0 or more"):
+        RetryLater(delay_ms)
+
+
+class RetrySometime(RetryLater):
+    """One that says nothing of when."""
+
+    def __init__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "error",
+    [lambda: RetryLater(-5), lambda: RetryLater(10**18), RetrySometime],
+    ids=["negative", "too long", "none"],
+)
+async def test_a_delay_that_can_not_be_is_a_failure_with_the_usual_back_off(
+    async_system: AsyncSystem, error: Callable[[], Exception]
+) -> None:
+    await async_system.create_queue("q")
+
+    @async_system.worker("q")
+    async def handle(message: ClaimedMessage) -> None:
+        if message.payload == b"0":
+            raise error()
+
+    handle.start()
+    await publish_async(async_system, 3)
+    await until(async_system, done=2, delayed=1)
+
+    assert handle.running
 
 
 # --- leases ---------------------------------------------------------------------------------------
