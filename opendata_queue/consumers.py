@@ -291,7 +291,6 @@ class AsyncConsumer:
 
     async def _claim(self) -> list[ClaimedMessage]:
         """The next batch; empty when it has been idle for long enough."""
-        lease_ms = await self._keeper.start()
         count = self._batch
         if self._limit is not None:
             count = min(count, self._limit - self._handed_out)
@@ -299,9 +298,7 @@ class AsyncConsumer:
         while True:
             # Idle is what the claims have waited, by whichever clock they wait.
             wait_ms = self._wait_ms if left_ms is None else min(self._wait_ms, left_ms)
-            claimed = await self._system._claim_in_loop(
-                self.queue, count, consumer=self._consumer, lease_ms=lease_ms, wait_ms=wait_ms
-            )
+            claimed = await self._keeper.claim(count, consumer=self._consumer, wait_ms=wait_ms)
             if self._closed:
                 await self._system.release(self.queue, *claimed)
                 raise ClosedError(f"this consumer of queue {self.queue} is closed")

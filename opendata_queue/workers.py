@@ -163,20 +163,13 @@ class AsyncWorker:
             raise self._failure
 
     async def _feed(self) -> None:
-        lease_ms = await self._keeper.start()
         while True:
             free = self._most_held - len(self._tasks) - len(self._ready)
             if not free:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            claimed = await self._system._claim_in_loop(
-                self.queue,
-                free,
-                consumer=self._consumer,
-                lease_ms=lease_ms,
-                wait_ms=self._wait_ms,
-            )
+            claimed = await self._keeper.claim(free, consumer=self._consumer, wait_ms=self._wait_ms)
             self._keeper.hold(claimed)
             self._ready.extend(claimed)
             self._begin_ready()

@@ -399,6 +399,17 @@ async def test_leases_are_extended_while_the_body_takes_its_time(
     assert (stats.done, stats.available, stats.delayed) == (3, 0, 0)
 
 
+async def test_a_loop_goes_on_when_the_queue_allows_only_shorter_leases(
+    async_system: AsyncSystem,
+) -> None:
+    await fill_async(async_system, 3)
+
+    async for _ in async_system.consumer("q", batch=1, idle_ms=0):
+        await async_system.update_queue("q", lease_ms=1_000, max_lease_ms=2_000)
+
+    assert (await async_system.stats("q")).done == 3
+
+
 async def test_a_lease_that_was_lost_is_not_acked_and_that_is_logged(
     async_system: AsyncSystem,
     clock: ManualClock,
@@ -511,7 +522,14 @@ async def test_a_loop_of_a_system_that_was_taken_over_raises_what_happened(
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"batch": 0}, {"batch": 1_001}, {"wait_ms": 0}, {"limit": -1}, {"idle_ms": -1}],
+    [
+        {"batch": 0},
+        {"batch": 1_001},
+        {"wait_ms": 0},
+        {"limit": -1},
+        {"idle_ms": -1},
+        {"lease_ms": 0},
+    ],
 )
 def test_what_makes_no_sense_is_refused(memory_system: System, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):

@@ -308,19 +308,27 @@ async def test_a_delay_that_can_not_be_is_a_failure_with_the_usual_back_off(
 # --- leases ---------------------------------------------------------------------------------------
 
 
-async def test_a_lease_is_extended_while_its_handler_runs(
-    async_system: AsyncSystem, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await async_system.create_queue("q")
+def watch_extensions(
+    system: AsyncSystem, monkeypatch: pytest.MonkeyPatch
+) -> asyncio.Queue[list[int | None]]:
+    """The new deadlines, as leases are extended."""
     extended: asyncio.Queue[list[int | None]] = asyncio.Queue()
-    extend = async_system.extend
+    extend = system.extend
 
     async def watched(*arguments: Any, **named: Any) -> list[int | None]:
         deadlines = await extend(*arguments, **named)
         extended.put_nowait(deadlines)
         return deadlines
 
-    monkeypatch.setattr(async_system, "extend", watched)
+    monkeypatch.setattr(system, "extend", watched)
+    return extended
+
+
+async def test_a_lease_is_extended_while_its_handler_runs(
+    async_system: AsyncSystem, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await async_system.create_queue("q")
+    extended = watch_extensions(async_system, monkeypatch)
     attempts = []
 
     @async_system.worker("q", lease_ms=90)
@@ -336,6 +344,81 @@ async def test_a_lease_is_extended_while_its_handler_runs(
     await handle.stop()
 
     assert attempts == [1]
+
+
+@pytest.mark.parametrize("lease_ms", [None, 90])
+async def test_a_lease_is_extended_when_the_queue_allows_only_shorter_ones_meanwhile(
+    async_system: AsyncSystem,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    lease_ms: int | None,
+) -> None:
+    await async_system.create_queue("q", options=QueueOptions(lease_ms=90))
+    extended = watch_extensions(async_system, monkeypatch)
+    attempts = []
+
+    @async_system.worker("q", lease_ms=lease_ms)
+    async def handle(message: ClaimedMessage) -> None:
+        attempts.append(message.attempts)
+        await async_system.update_queue("q", lease_ms=50, max_lease_ms=60)
+        for _ in range(4):  # by the clock that counts, more than two leases
+            (deadline_ms,) = await extended.get()
+            assert deadline_ms == clock.now_ms() + (60 if lease_ms else 50)
+            clock.advance_ms(40)
+
+    handle.start()
+    await publish_async(async_system, 1)
+    await until(async_system, done=1)
+    await handle.stop()
+
+    assert attempts == [1]
+
+
+@pytest.mark.parametrize("lease_ms", [None, 60_000])
+async def test_a_worker_goes_on_when_the_queue_allows_only_shorter_leases(
+    async_system: AsyncSystem,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    lease_ms: int | None,
+) -> None:
+    await async_system.create_queue("q", options=QueueOptions(lease_ms=60_000))
+    extended = watch_extensions(async_system, monkeypatch)
+
+    @async_system.worker("q", lease_ms=lease_ms)
+    async def handle(message: ClaimedMessage) -> None:
+        if message.payload == b"1":
+            assert message.lease_deadline_ms == clock.now_ms() + 90
+            await extended.get()  # it does not wait for a third of the former lease
+
+    handle.start()
+    await publish_async(async_system, 1)
+    await until(async_system, done=1)
+    # A claim that waits already is for a lease that was allowed when it began.
+    await async_system.update_queue("q", lease_ms=90, max_lease_ms=90)
+    await publish_async(async_system, 2)
+    await until(async_system, done=3)
+
+    assert handle.running
+
+
+async def test_a_worker_that_starts_again_learns_the_lease_of_its_queue_anew(
+    async_system: AsyncSystem, clock: ManualClock
+) -> None:
+    await async_system.create_queue("q", options=QueueOptions(lease_ms=10_000))
+    leases_ms = []
+
+    @async_system.worker("q")
+    async def handle(message: ClaimedMessage) -> None:
+        leases_ms.append(message.lease_deadline_ms - clock.now_ms())
+
+    for times, lease_ms in enumerate((10_000, 20_000), 1):
+        await async_system.update_queue("q", lease_ms=lease_ms)
+        handle.start()
+        await publish_async(async_system, 1)
+        await until(async_system, done=times)
+        await handle.stop()
+
+    assert leases_ms == [10_000, 20_000]
 
 
 async def test_a_message_whose_lease_was_lost_is_not_acked(
@@ -560,7 +643,16 @@ def test_running_no_workers_is_refused(memory_system: System) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"concurrency": 0}, {"concurrency": 1_001}, {"prefetch": 2}, {"wait_ms": 0}]
+    "wrong",
+    [
+        {"concurrency": 0},
+        {"concurrency": 1_001},
+        {"prefetch": 2},
+        {"wait_ms": 0},
+        {"lease_ms": 0},
+        {"lease_ms": "long"},
+        {"lease_ms": True},
+    ],
 )
 def test_what_makes_no_sense_is_refused(memory_system: System, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):
