@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from opendata_queue.consumers import failure_text, nack_for
+from opendata_queue.consumers import MAX_BATCH, failure_text, nack_for
 from opendata_queue.daemon_threads import DaemonThreads
 from opendata_queue.errors import InvalidInputError, OdqError, WrongContextError
 from opendata_queue.leases import LeaseKeeper
@@ -169,7 +169,9 @@ class AsyncWorker:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            claimed = await self._keeper.claim(free, consumer=self._consumer, wait_ms=self._wait_ms)
+            claimed = await self._keeper.claim(
+                min(free, MAX_BATCH), consumer=self._consumer, wait_ms=self._wait_ms
+            )
             self._keeper.hold(claimed)
             self._ready.extend(claimed)
             self._begin_ready()

@@ -90,6 +90,22 @@ def test_every_message_is_handled_once(system: System, kind: str, prefetch: int)
     assert not worker.running
 
 
+async def test_a_worker_may_hold_more_than_one_claim_gives(async_system: AsyncSystem) -> None:
+    await async_system.create_queue("q")
+    await publish_async(async_system, 1_500)
+    go_on = asyncio.Event()
+
+    @async_system.worker("q", concurrency=1_000, prefetch=1_000)
+    async def handle(message: ClaimedMessage) -> None:
+        await go_on.wait()
+
+    handle.start()
+    await until(async_system, in_flight=1_500)
+    go_on.set()
+    await until(async_system, done=1_500)
+    await handle.stop()
+
+
 def test_plain_handlers_run_side_by_side_in_threads_and_may_use_the_system(
     memory_system: System,
 ) -> None:
