@@ -564,8 +564,9 @@ class Worker:
         """Claim nothing more, and wait for the handlers that run.
 
         What was claimed and not started is released. Handlers that take longer than
-        ``timeout_ms`` lose their messages, which are released too: async ones are cancelled; plain
-        ones can't be, and may still be at it when somebody else gets the message.
+        ``timeout_ms`` lose their messages, which are released too: async ones are cancelled, and
+        have a second to come to their end; plain ones can't be. Those that don't end may still be
+        at it when somebody else gets the message.
         """
         self._thread.call(self._worker.stop(timeout_ms=timeout_ms))
 

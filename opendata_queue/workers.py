@@ -9,13 +9,14 @@ import logging
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from opendata_queue.consumers import MAX_BATCH, failure_text, nack_for
 from opendata_queue.daemon_threads import DaemonThreads
 from opendata_queue.errors import InvalidInputError, OdqError, WrongContextError
 from opendata_queue.leases import LeaseKeeper
+from opendata_queue.loop_thread import seconds_of
 from opendata_queue.messages import ClaimedMessage
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ MAX_CONCURRENCY: Final = 1_000
 STOP_TIMEOUT_MS: Final = 30_000
 CLOSE_TIMEOUT_MS: Final = 5_000
 """How long handlers may take to finish when the system is closed before they are stopped."""
+CANCEL_TIMEOUT_MS: Final = 1_000
+"""How long an async handler that was cancelled may take to come to its end."""
 
 
 class AsyncWorker:
@@ -85,6 +88,7 @@ class AsyncWorker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy = 0
         self._handling: set[asyncio.Task[None]] = set()
+        self._handlers: set[asyncio.Task[BaseException | None]] = set()
         self._out_of_time = False
         self._room = asyncio.Event()
         self._threads: DaemonThreads | None = None
@@ -117,13 +121,14 @@ class AsyncWorker:
         """Claim nothing more, and wait for the handlers that run.
 
         What was claimed and not started is released. Handlers that take longer than
-        ``timeout_ms`` lose their messages, which are released too: async ones are cancelled; plain
-        ones can't be, and may still be at it when somebody else gets the message.
+        ``timeout_ms`` lose their messages, which are released too: async ones are cancelled, and
+        have a second to come to their end; plain ones can't be. Those that don't end may still be
+        at it when somebody else gets the message.
         """
+        seconds = seconds_of(timeout_ms)
         if self._main is None or self._feeding is None:
             return
         self._feeding.cancel()
-        seconds = None if timeout_ms is None else timeout_ms / 1000
         await asyncio.wait([self._main], timeout=seconds)
         if not self._main.done():
             self._hand_over()
@@ -255,7 +260,7 @@ class AsyncWorker:
             if isinstance(result, _Raised):
                 return result.error
             if inspect.isawaitable(result):
-                await result
+                return await self._handled(result)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -264,6 +269,20 @@ class AsyncWorker:
         except BaseException as error:
             return error
         return None
+
+    async def _handled(self, result: Awaitable[Any]) -> BaseException | None:
+        """How an async handler ends. It is left behind if it does not heed its cancellation."""
+        handler = asyncio.create_task(_outcome(result), name=f"handler of {self.queue}")
+        self._handlers.add(handler)
+        handler.add_done_callback(self._handlers.discard)
+        try:
+            return await asyncio.shield(handler)
+        except asyncio.CancelledError:
+            handler.cancel()
+            await asyncio.wait([handler], timeout=CANCEL_TIMEOUT_MS / 1000)
+            if handler.done() and not isinstance(handler.result(), asyncio.CancelledError):
+                return handler.result()
+            raise
 
     async def _settle(self, message: ClaimedMessage, failure: BaseException | None) -> None:
         if not self._keeper.drop(message):
@@ -302,6 +321,15 @@ def _call(handler: Handler, message: ClaimedMessage) -> Any:
         return _Raised(error)
 
 
+async def _outcome(result: Awaitable[Any]) -> BaseException | None:
+    """What it raises, if it does. A task can't carry every kind of it."""
+    try:
+        await result
+    except BaseException as error:
+        return error
+    return None
+
+
 def _is_async(handler: Handler) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - an object whose __call__ is async
@@ -321,6 +349,7 @@ async def run_workers(
     workers: Sequence[AsyncWorker], stop: asyncio.Event, *, stop_timeout_ms: int | None
 ) -> None:
     """Run until ``stop`` is set, a worker fails, or all are stopped; raises what failed."""
+    seconds_of(stop_timeout_ms)  # refused now, not when it is time to stop
     if not workers:
         raise InvalidInputError("there are no workers to run: make some with @system.worker(…)")
     for worker in workers:

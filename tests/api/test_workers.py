@@ -30,6 +30,7 @@ from opendata_queue import (
     System,
     TimedOutError,
     WrongContextError,
+    workers,
 )
 from opendata_queue.testing import ManualClock
 from tests.api import scripts
@@ -511,6 +512,75 @@ async def test_an_async_handler_that_takes_too_long_is_cancelled_and_its_message
     assert cancelled.is_set()
     (message,) = await async_system.claim("q")
     assert message.attempts == 1
+
+
+async def test_an_async_handler_that_goes_on_when_it_is_cancelled_is_left_behind(
+    async_system: AsyncSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "CANCEL_TIMEOUT_MS", 10)
+    await async_system.create_queue("q")
+    started, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @async_system.worker("q")
+    async def handle(message: ClaimedMessage) -> None:
+        started.set()
+        while not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go_on.wait()
+        ended.set()
+
+    handle.start()
+    await publish_async(async_system, 1)
+    await started.wait()
+    await handle.stop(timeout_ms=10)
+
+    assert not handle.running
+    (message,) = await async_system.claim("q")
+    assert message.attempts == 1
+    go_on.set()
+    await ended.wait()
+    assert await async_system.ack("q", message) == ["ok"]
+
+
+async def test_an_async_handler_that_ends_well_when_it_is_cancelled_has_done_its_message(
+    async_system: AsyncSystem,
+) -> None:
+    await async_system.create_queue("q")
+    started = asyncio.Event()
+
+    @async_system.worker("q")
+    async def handle(message: ClaimedMessage) -> None:
+        started.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    handle.start()
+    await publish_async(async_system, 1)
+    await started.wait()
+    await handle.stop(timeout_ms=10)
+
+    assert (await async_system.stats("q")).done == 1
+
+
+@pytest.mark.parametrize("timeout_ms", [-1, 1.5, "x"])
+def test_stopping_with_a_timeout_that_makes_no_sense_is_refused_and_changes_nothing(
+    memory_system: System, timeout_ms: Any
+) -> None:
+    memory_system.create_queue("q")
+
+    @memory_system.worker("q")
+    def handle(message: ClaimedMessage) -> None: ...
+
+    with pytest.raises(InvalidInputError, match="timeout_ms"):
+        memory_system.run_workers(stop_timeout_ms=timeout_ms)
+    assert not handle.running
+    handle.start()
+    with pytest.raises(InvalidInputError, match="timeout_ms"):
+        handle.stop(timeout_ms=timeout_ms)
+    publish(memory_system, 1)
+    until_sync(memory_system, done=1)
+
+    assert handle.running
 
 
 def test_a_plain_handler_that_takes_too_long_loses_its_message(memory_system: System) -> None:
