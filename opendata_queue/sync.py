@@ -405,9 +405,12 @@ class System:
         """Stop workers, make durable what is under way, and let go. Closing twice does nothing.
 
         A forked process has nothing to close. After ``TimedOutError`` it can be called again.
+        Handlers of workers can't call it: they would wait for themselves.
         """
         if self._thread.forked or self._closed:
             return
+        for worker in list(self._system.workers):
+            worker.check_outside()
         self._thread.check()
         seconds = seconds_of(timeout_ms)
         if not self._closing.acquire(timeout=-1 if seconds is None else seconds):
@@ -568,10 +571,19 @@ class Worker:
         have a second to come to their end; plain ones can't be. Those that don't end may still be
         at it when somebody else gets the message.
         """
+        self._worker.check_outside()
         self._thread.call(self._worker.stop(timeout_ms=timeout_ms))
+
+    def request_stop(self) -> None:
+        """Claim nothing more, and end when the handlers that run are done.
+
+        It does not wait, and may be called from everywhere, the worker's own handlers included.
+        """
+        self._worker.request_stop()
 
     def join(self, *, timeout_ms: int | None = None) -> None:
         """Wait until the worker is stopped; raises what made it fail."""
+        self._worker.check_outside()
         self._thread.call(self._worker.join(), timeout_ms)
 
 

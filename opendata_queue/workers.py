@@ -48,6 +48,7 @@ class AsyncWorker:
     ``prefetch`` messages more than can be handled are claimed ahead of time. That hides the time
     that a claim takes, which counts on S3, and keeps them from other workers meanwhile.
 
+    A handler can't wait for its own worker to stop, but it can ask for it: ``request_stop``.
     If the system fails, the worker ends, and ``join`` and ``run_workers`` raise the error.
     The worker can be called like its handler.
     """
@@ -89,6 +90,7 @@ class AsyncWorker:
         self._busy = 0
         self._handling: set[asyncio.Task[None]] = set()
         self._handlers: set[asyncio.Task[BaseException | None]] = set()
+        self._handler_threads: set[int] = set()
         self._out_of_time = False
         self._room = asyncio.Event()
         self._threads: DaemonThreads | None = None
@@ -125,6 +127,7 @@ class AsyncWorker:
         have a second to come to their end; plain ones can't be. Those that don't end may still be
         at it when somebody else gets the message.
         """
+        self.check_outside()
         seconds = seconds_of(timeout_ms)
         if self._main is None or self._feeding is None:
             return
@@ -134,14 +137,33 @@ class AsyncWorker:
             self._hand_over()
             await asyncio.wait([self._main])
 
+    def request_stop(self) -> None:
+        """Claim nothing more, and end when the handlers that run are done.
+
+        It does not wait, and may be called from everywhere, the worker's own handlers included.
+        """
+        if self._feeding is None:
+            return
+        with contextlib.suppress(RuntimeError):  # its event loop is closed: nothing runs
+            self._feeding.get_loop().call_soon_threadsafe(self._feeding.cancel)
+
     async def join(self) -> None:
         """Wait until the worker is stopped; raises what made it fail."""
+        self.check_outside()
         if self._main is not None:
             await asyncio.shield(self._main)
 
     async def close(self) -> None:
         """Stop; the system is about to be closed."""
         await self.stop(timeout_ms=CLOSE_TIMEOUT_MS)
+
+    def check_outside(self) -> None:
+        """Refuse a handler that would wait for itself."""
+        if threading.get_ident() in self._handler_threads or _current_task() in self._handlers:
+            raise WrongContextError(
+                f"a handler can't wait for its own worker of queue {self.queue} to stop: "
+                "use request_stop, which does not wait"
+            )
 
     # --- the life of a worker ---------------------------------------------------------------------
 
@@ -256,7 +278,7 @@ class AsyncWorker:
                 result = self.handler(message)
             else:
                 loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(self._threads, _call, self.handler, message)
+                result = await loop.run_in_executor(self._threads, self._call, message)
             if isinstance(result, _Raised):
                 return result.error
             if inspect.isawaitable(result):
@@ -269,6 +291,17 @@ class AsyncWorker:
         except BaseException as error:
             return error
         return None
+
+    def _call(self, message: ClaimedMessage) -> Any:
+        """Call a plain handler, in a thread."""
+        thread = threading.get_ident()
+        self._handler_threads.add(thread)
+        try:
+            return self.handler(message)
+        except BaseException as error:
+            return _Raised(error)
+        finally:
+            self._handler_threads.discard(thread)
 
     async def _handled(self, result: Awaitable[Any]) -> BaseException | None:
         """How an async handler ends. It is left behind if it does not heed its cancellation."""
@@ -314,11 +347,11 @@ class _Raised:
         self.error = error
 
 
-def _call(handler: Handler, message: ClaimedMessage) -> Any:
+def _current_task() -> asyncio.Task[Any] | None:
     try:
-        return handler(message)
-    except BaseException as error:
-        return _Raised(error)
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs in this thread
+        return None
 
 
 async def _outcome(result: Awaitable[Any]) -> BaseException | None:

@@ -583,6 +583,95 @@ def test_stopping_with_a_timeout_that_makes_no_sense_is_refused_and_changes_noth
     assert handle.running
 
 
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_handler_can_ask_its_worker_to_stop(memory_system: System, kind: str) -> None:
+    memory_system.create_queue("q")
+    publish(memory_system, 3)
+
+    def plain(message: ClaimedMessage) -> None:
+        worker.request_stop()
+
+    async def asynchronous(message: ClaimedMessage) -> None:
+        worker.request_stop()
+
+    worker = memory_system.worker("q")(plain if kind == "plain" else asynchronous)
+    memory_system.run_workers()
+
+    stats = memory_system.stats("q")
+    assert (stats.done, stats.available, stats.in_flight) == (1, 2, 0)
+
+
+@pytest.mark.parametrize("call", ["stop", "join", "close"])
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_handler_can_not_wait_for_itself(memory_system: System, kind: str, call: str) -> None:
+    memory_system.create_queue("q")
+    refusals: list[str] = []
+
+    def plain(message: ClaimedMessage) -> None:
+        waiting = {"stop": worker.stop, "join": worker.join, "close": memory_system.close}[call]
+        with pytest.raises(WrongContextError, match="use request_stop") as refused:
+            waiting()
+        refusals.append(str(refused.value))
+
+    async def asynchronous(message: ClaimedMessage) -> None:
+        plain(message)
+
+    worker = memory_system.worker("q")(plain if kind == "plain" else asynchronous)
+    worker.start()
+    publish(memory_system, 2)
+    until_sync(memory_system, done=2)
+    worker.stop()
+
+    assert len(refusals) == 2
+
+
+async def test_a_handler_can_not_wait_for_itself_with_await(async_system: AsyncSystem) -> None:
+    await async_system.create_queue("q")
+
+    @async_system.worker("q")
+    async def handle(message: ClaimedMessage) -> None:
+        for waiting in (handle.stop, handle.join):
+            with pytest.raises(WrongContextError, match="use request_stop"):
+                await waiting()
+        handle.request_stop()
+
+    handle.start()
+    await publish_async(async_system, 1)
+    await handle.join()
+
+    assert (await async_system.stats("q")).done == 1
+
+
+async def test_a_handler_can_stop_another_worker(async_system: AsyncSystem) -> None:
+    await async_system.create_queue("q")
+    await async_system.create_queue("others", filter="FALSE")
+    other = async_system.worker("others")(print)
+    other.start()
+
+    @async_system.worker("q")
+    async def handle(message: ClaimedMessage) -> None:
+        await other.stop()
+
+    handle.start()
+    await publish_async(async_system, 1)
+    await until(async_system, done=1)
+
+    assert not other.running
+
+
+def test_asking_a_worker_that_does_not_run_to_stop_does_nothing(memory_system: System) -> None:
+    memory_system.create_queue("q")
+    worker = memory_system.worker("q")(print)
+
+    worker.request_stop()
+    worker.start()
+    worker.stop()
+    worker.request_stop()
+    worker.start()
+
+    assert worker.running
+
+
 def test_a_plain_handler_that_takes_too_long_loses_its_message(memory_system: System) -> None:
     memory_system.create_queue("q")
     started, go_on = threading.Event(), threading.Event()
