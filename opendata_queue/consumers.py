@@ -86,7 +86,7 @@ class AsyncConsumer:
     when the block is left. Leases are extended for as long as the body takes.
 
     Without ``async with``, a loop can't see why it was left: a message in hand is then always
-    nacked, as soon as Python collects the loop's iterator.
+    nacked, after cancellation too, as soon as Python collects the loop's iterator.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class AsyncConsumer:
         try:
             while (message := await self.take()) is not None:
                 yield message
-        except BaseException:
-            await self.abandon()
+        except BaseException as error:
+            await self.abandon(error)
             raise
         await self.end()
 
@@ -214,13 +214,16 @@ class AsyncConsumer:
         if not self._in_block:
             await self._stop()
 
-    async def abandon(self) -> None:
+    async def abandon(self, error: BaseException) -> None:
         """A loop was left. Nobody may be there to be told what goes wrong now."""
         self._looping = False
         if self._in_block:
             return  # whoever leaves the block knows why
         try:
-            await self.nack(LEFT_THE_LOOP)
+            if isinstance(error, GeneratorExit):  # all that Python tells, whatever has happened
+                await self.nack(LEFT_THE_LOOP)
+            else:  # it was on its way to the next message, which nobody has seen
+                await self.release()
             await self._stop()
         except OdqError as error:
             self._could_not_settle(error)

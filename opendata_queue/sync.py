@@ -464,7 +464,7 @@ class Consumer:
 
     ``for message in system.consumer("emails"):`` works too. But Python does not tell a loop's
     iterator why the loop was left, so a message in hand is then always nacked, after a ``break``
-    as after an exception.
+    and Ctrl-C as after an exception.
     """
 
     def __init__(self, system: System, thread: LoopThread, consumer: AsyncConsumer) -> None:
@@ -478,17 +478,17 @@ class Consumer:
         try:
             while (message := self._thread.call(self._consumer.take())) is not None:
                 yield message
-        except BaseException:
-            self._abandon()
+        except BaseException as error:
+            self._abandon(error)
             raise
         self._thread.call(self._consumer.end())
 
-    def _abandon(self) -> None:
+    def _abandon(self, error: BaseException) -> None:
         if self._thread.inside:  # collected there as garbage: waiting is not possible
-            self._thread.post(self._consumer.abandon())
+            self._thread.post(self._consumer.abandon(error))
             return
         with contextlib.suppress(OdqError):  # closed, or not in time: the leases will run out
-            self._thread.call(self._consumer.abandon(), _ABANDON_TIMEOUT_MS)
+            self._thread.call(self._consumer.abandon(error), _ABANDON_TIMEOUT_MS)
 
     def __enter__(self) -> Self:
         self._thread.call(self._consumer.__aenter__())

@@ -268,6 +268,20 @@ def test_a_break_out_of_a_bare_loop_is_a_nack_too(system: System) -> None:
     assert system.stats("q").delayed == 1
 
 
+def test_an_interruption_on_the_way_to_a_message_releases_it_and_does_not_count(
+    memory_system: System,
+) -> None:
+    fill(memory_system, 3, ONE_TRY)
+    loop = memory_system.consumer("q").__iter__()
+    next(loop)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.throw(KeyboardInterrupt())  # as when it comes before the body has the message
+
+    assert state(memory_system) == (3, 0, 0, 0)
+    assert [message.attempts for message in memory_system.claim("q", 3)] == [1, 1, 1]
+
+
 async def test_an_exception_out_of_a_bare_loop_is_a_nack_with_await(
     async_system: AsyncSystem,
 ) -> None:
