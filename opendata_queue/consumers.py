@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncGenerator
 from types import TracebackType
@@ -26,24 +27,49 @@ MAX_BATCH: Final = 1_000
 class RetryLater(Exception):
     """Raise it to have a message back after ``delay_ms``, instead of after the usual back-off.
 
-    The attempt counts like any other that failed.
+    The attempt counts like any other that failed. Parts of a millisecond are rounded.
     """
 
-    def __init__(self, delay_ms: int, reason: str = "") -> None:
-        super().__init__(reason or f"retry in {delay_ms} ms")
-        self.delay_ms = delay_ms
+    def __init__(self, delay_ms: float, reason: str = "") -> None:
+        self.delay_ms = _whole_ms(delay_ms)
+        super().__init__(reason or f"retry in {self.delay_ms} ms")
 
 
-def failure_of(error: BaseException) -> tuple[str, int | None]:
-    """What a nack says of an error: its text, and a delay if it asks for one."""
-    if isinstance(error, RetryLater):
-        return str(error), error.delay_ms
+def _whole_ms(delay_ms: float) -> int:
+    # Delays are often reckoned from seconds: 0.29 * 1000 is a bit less than 290.
+    is_number = isinstance(delay_ms, int | float) and not isinstance(delay_ms, bool)
+    if not is_number or not 0 <= delay_ms < math.inf:
+        raise InvalidInputError(f"delay_ms is {delay_ms!r}, not 0 or more")
+    return round(delay_ms)
+
+
+async def nack_for(
+    system: AsyncSystem, queue: str, message: ClaimedMessage, error: BaseException
+) -> Outcome:
+    """Nack a message with an error's text, and the delay if it asks for one that can be had."""
+    text = failure_text(error)
+    # A class of a user's may come without it.
+    delay_ms = getattr(error, "delay_ms", None) if isinstance(error, RetryLater) else None
+    try:
+        (outcome,) = await system.nack(queue, message, error=text, delay_ms=delay_ms)
+    except InvalidInputError as refusal:
+        if delay_ms is None:
+            raise
+        logger.warning("a message of queue %s rests as long as usual: %s", queue, refusal)
+        (outcome,) = await system.nack(queue, message, error=text)
+    return outcome
+
+
+def failure_text(error: BaseException) -> str:
+    """What is kept of an error."""
     try:
         text = str(error)
     except Exception:  # an error of a user's may do anything
         text = ""
+    if text and isinstance(error, RetryLater):
+        return text
     name = type(error).__name__
-    return (f"{name}: {text}" if text else name), None
+    return f"{name}: {text}" if text else name
 
 
 class AsyncConsumer:
@@ -60,7 +86,7 @@ class AsyncConsumer:
     when the block is left. Leases are extended for as long as the body takes.
 
     Without ``async with``, a loop can't see why it was left: a message in hand is then always
-    nacked, as soon as Python collects the loop's iterator.
+    nacked, after cancellation too, as soon as Python collects the loop's iterator.
     """
 
     def __init__(
@@ -106,8 +132,8 @@ class AsyncConsumer:
         try:
             while (message := await self.take()) is not None:
                 yield message
-        except BaseException:
-            await self.abandon()
+        except BaseException as error:
+            await self.abandon(error)
             raise
         await self.end()
 
@@ -188,13 +214,16 @@ class AsyncConsumer:
         if not self._in_block:
             await self._stop()
 
-    async def abandon(self) -> None:
+    async def abandon(self, error: BaseException) -> None:
         """A loop was left. Nobody may be there to be told what goes wrong now."""
         self._looping = False
         if self._in_block:
             return  # whoever leaves the block knows why
         try:
-            await self.nack(LEFT_THE_LOOP)
+            if isinstance(error, GeneratorExit):  # all that Python tells, whatever has happened
+                await self.nack(LEFT_THE_LOOP)
+            else:  # it was on its way to the next message, which nobody has seen
+                await self.release()
             await self._stop()
         except OdqError as error:
             self._could_not_settle(error)
@@ -206,8 +235,7 @@ class AsyncConsumer:
             if error is None:
                 await self.ack()
             elif isinstance(error, Exception):
-                text, delay_ms = failure_of(error)
-                await self.nack(text, delay_ms=delay_ms)
+                await self._nack_for(error)
             else:
                 await self.release()
             await self._stop()
@@ -215,6 +243,11 @@ class AsyncConsumer:
             if error is None:
                 raise
             self._could_not_settle(trouble)  # and don't hide the error that is under way
+
+    async def _nack_for(self, error: Exception) -> None:
+        message = self._put_down()
+        if message is not None:
+            await nack_for(self._system, self.queue, message, error)
 
     async def _finish_turn(self) -> None:
         """Ack in the background, so that acks of a batch can share a commit."""
@@ -261,7 +294,6 @@ class AsyncConsumer:
 
     async def _claim(self) -> list[ClaimedMessage]:
         """The next batch; empty when it has been idle for long enough."""
-        lease_ms = await self._keeper.start()
         count = self._batch
         if self._limit is not None:
             count = min(count, self._limit - self._handed_out)
@@ -269,9 +301,7 @@ class AsyncConsumer:
         while True:
             # Idle is what the claims have waited, by whichever clock they wait.
             wait_ms = self._wait_ms if left_ms is None else min(self._wait_ms, left_ms)
-            claimed = await self._system._claim_in_loop(
-                self.queue, count, consumer=self._consumer, lease_ms=lease_ms, wait_ms=wait_ms
-            )
+            claimed = await self._keeper.claim(count, consumer=self._consumer, wait_ms=wait_ms)
             if self._closed:
                 await self._system.release(self.queue, *claimed)
                 raise ClosedError(f"this consumer of queue {self.queue} is closed")

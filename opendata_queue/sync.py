@@ -405,9 +405,12 @@ class System:
         """Stop workers, make durable what is under way, and let go. Closing twice does nothing.
 
         A forked process has nothing to close. After ``TimedOutError`` it can be called again.
+        Handlers of workers can't call it: they would wait for themselves.
         """
         if self._thread.forked or self._closed:
             return
+        for worker in list(self._system.workers):
+            worker.check_outside()
         self._thread.check()
         seconds = seconds_of(timeout_ms)
         if not self._closing.acquire(timeout=-1 if seconds is None else seconds):
@@ -461,7 +464,7 @@ class Consumer:
 
     ``for message in system.consumer("emails"):`` works too. But Python does not tell a loop's
     iterator why the loop was left, so a message in hand is then always nacked, after a ``break``
-    as after an exception.
+    and Ctrl-C as after an exception.
     """
 
     def __init__(self, system: System, thread: LoopThread, consumer: AsyncConsumer) -> None:
@@ -475,17 +478,17 @@ class Consumer:
         try:
             while (message := self._thread.call(self._consumer.take())) is not None:
                 yield message
-        except BaseException:
-            self._abandon()
+        except BaseException as error:
+            self._abandon(error)
             raise
         self._thread.call(self._consumer.end())
 
-    def _abandon(self) -> None:
+    def _abandon(self, error: BaseException) -> None:
         if self._thread.inside:  # collected there as garbage: waiting is not possible
-            self._thread.post(self._consumer.abandon())
+            self._thread.post(self._consumer.abandon(error))
             return
         with contextlib.suppress(OdqError):  # closed, or not in time: the leases will run out
-            self._thread.call(self._consumer.abandon(), _ABANDON_TIMEOUT_MS)
+            self._thread.call(self._consumer.abandon(error), _ABANDON_TIMEOUT_MS)
 
     def __enter__(self) -> Self:
         self._thread.call(self._consumer.__aenter__())
@@ -564,13 +567,23 @@ class Worker:
         """Claim nothing more, and wait for the handlers that run.
 
         What was claimed and not started is released. Handlers that take longer than
-        ``timeout_ms`` lose their messages, which are released too: async ones are cancelled; plain
-        ones can't be, and may still be at it when somebody else gets the message.
+        ``timeout_ms`` lose their messages, which are released too: async ones are cancelled, and
+        have a second to come to their end; plain ones can't be. Those that don't end may still be
+        at it when somebody else gets the message.
         """
+        self._worker.check_outside()
         self._thread.call(self._worker.stop(timeout_ms=timeout_ms))
+
+    def request_stop(self) -> None:
+        """Claim nothing more, and end when the handlers that run are done.
+
+        It does not wait, and may be called from everywhere, the worker's own handlers included.
+        """
+        self._worker.request_stop()
 
     def join(self, *, timeout_ms: int | None = None) -> None:
         """Wait until the worker is stopped; raises what made it fail."""
+        self._worker.check_outside()
         self._thread.call(self._worker.join(), timeout_ms)
 
 

@@ -9,13 +9,14 @@ import logging
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from opendata_queue.consumers import failure_of
+from opendata_queue.consumers import MAX_BATCH, failure_text, nack_for
 from opendata_queue.daemon_threads import DaemonThreads
 from opendata_queue.errors import InvalidInputError, OdqError, WrongContextError
 from opendata_queue.leases import LeaseKeeper
+from opendata_queue.loop_thread import seconds_of
 from opendata_queue.messages import ClaimedMessage
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ MAX_CONCURRENCY: Final = 1_000
 STOP_TIMEOUT_MS: Final = 30_000
 CLOSE_TIMEOUT_MS: Final = 5_000
 """How long handlers may take to finish when the system is closed before they are stopped."""
+CANCEL_TIMEOUT_MS: Final = 1_000
+"""How long an async handler that was cancelled may take to come to its end."""
 
 
 class AsyncWorker:
@@ -45,6 +48,7 @@ class AsyncWorker:
     ``prefetch`` messages more than can be handled are claimed ahead of time. That hides the time
     that a claim takes, which counts on S3, and keeps them from other workers meanwhile.
 
+    A handler can't wait for its own worker to stop, but it can ask for it: ``request_stop``.
     If the system fails, the worker ends, and ``join`` and ``run_workers`` raise the error.
     The worker can be called like its handler.
     """
@@ -85,6 +89,8 @@ class AsyncWorker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy = 0
         self._handling: set[asyncio.Task[None]] = set()
+        self._handlers: set[asyncio.Task[BaseException | None]] = set()
+        self._handler_threads: set[int] = set()
         self._out_of_time = False
         self._room = asyncio.Event()
         self._threads: DaemonThreads | None = None
@@ -117,26 +123,47 @@ class AsyncWorker:
         """Claim nothing more, and wait for the handlers that run.
 
         What was claimed and not started is released. Handlers that take longer than
-        ``timeout_ms`` lose their messages, which are released too: async ones are cancelled; plain
-        ones can't be, and may still be at it when somebody else gets the message.
+        ``timeout_ms`` lose their messages, which are released too: async ones are cancelled, and
+        have a second to come to their end; plain ones can't be. Those that don't end may still be
+        at it when somebody else gets the message.
         """
+        self.check_outside()
+        seconds = seconds_of(timeout_ms)
         if self._main is None or self._feeding is None:
             return
         self._feeding.cancel()
-        seconds = None if timeout_ms is None else timeout_ms / 1000
         await asyncio.wait([self._main], timeout=seconds)
         if not self._main.done():
             self._hand_over()
             await asyncio.wait([self._main])
 
+    def request_stop(self) -> None:
+        """Claim nothing more, and end when the handlers that run are done.
+
+        It does not wait, and may be called from everywhere, the worker's own handlers included.
+        """
+        if self._feeding is None:
+            return
+        with contextlib.suppress(RuntimeError):  # its event loop is closed: nothing runs
+            self._feeding.get_loop().call_soon_threadsafe(self._feeding.cancel)
+
     async def join(self) -> None:
         """Wait until the worker is stopped; raises what made it fail."""
+        self.check_outside()
         if self._main is not None:
             await asyncio.shield(self._main)
 
     async def close(self) -> None:
         """Stop; the system is about to be closed."""
         await self.stop(timeout_ms=CLOSE_TIMEOUT_MS)
+
+    def check_outside(self) -> None:
+        """Refuse a handler that would wait for itself."""
+        if threading.get_ident() in self._handler_threads or _current_task() in self._handlers:
+            raise WrongContextError(
+                f"a handler can't wait for its own worker of queue {self.queue} to stop: "
+                "use request_stop, which does not wait"
+            )
 
     # --- the life of a worker ---------------------------------------------------------------------
 
@@ -163,19 +190,14 @@ class AsyncWorker:
             raise self._failure
 
     async def _feed(self) -> None:
-        lease_ms = await self._keeper.start()
         while True:
             free = self._most_held - len(self._tasks) - len(self._ready)
             if not free:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            claimed = await self._system._claim_in_loop(
-                self.queue,
-                free,
-                consumer=self._consumer,
-                lease_ms=lease_ms,
-                wait_ms=self._wait_ms,
+            claimed = await self._keeper.claim(
+                min(free, MAX_BATCH), consumer=self._consumer, wait_ms=self._wait_ms
             )
             self._keeper.hold(claimed)
             self._ready.extend(claimed)
@@ -256,11 +278,11 @@ class AsyncWorker:
                 result = self.handler(message)
             else:
                 loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(self._threads, _call, self.handler, message)
+                result = await loop.run_in_executor(self._threads, self._call, message)
             if isinstance(result, _Raised):
                 return result.error
             if inspect.isawaitable(result):
-                await result
+                return await self._handled(result)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -270,22 +292,46 @@ class AsyncWorker:
             return error
         return None
 
+    def _call(self, message: ClaimedMessage) -> Any:
+        """Call a plain handler, in a thread."""
+        thread = threading.get_ident()
+        self._handler_threads.add(thread)
+        try:
+            return self.handler(message)
+        except BaseException as error:
+            return _Raised(error)
+        finally:
+            self._handler_threads.discard(thread)
+
+    async def _handled(self, result: Awaitable[Any]) -> BaseException | None:
+        """How an async handler ends. It is left behind if it does not heed its cancellation."""
+        handler = asyncio.create_task(_outcome(result), name=f"handler of {self.queue}")
+        self._handlers.add(handler)
+        handler.add_done_callback(self._handlers.discard)
+        try:
+            return await asyncio.shield(handler)
+        except asyncio.CancelledError:
+            handler.cancel()
+            await asyncio.wait([handler], timeout=CANCEL_TIMEOUT_MS / 1000)
+            if handler.done() and not isinstance(handler.result(), asyncio.CancelledError):
+                return handler.result()
+            raise
+
     async def _settle(self, message: ClaimedMessage, failure: BaseException | None) -> None:
         if not self._keeper.drop(message):
             outcome: Outcome = "lease_lost"
         elif failure is None:
             (outcome,) = await self._system.ack(self.queue, message)
         else:
-            text, delay_ms = failure_of(failure)
             logger.info(
                 "message %d of queue %s failed, attempt %d: %s",
                 message.message_id,
                 self.queue,
                 message.attempts,
-                text,
+                failure_text(failure),
                 exc_info=failure,
             )
-            (outcome,) = await self._system.nack(self.queue, message, error=text, delay_ms=delay_ms)
+            outcome = await nack_for(self._system, self.queue, message, failure)
         if outcome != "ok":
             logger.warning(
                 "message %d of queue %s was handled in vain: its lease was lost",
@@ -301,11 +347,20 @@ class _Raised:
         self.error = error
 
 
-def _call(handler: Handler, message: ClaimedMessage) -> Any:
+def _current_task() -> asyncio.Task[Any] | None:
     try:
-        return handler(message)
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs in this thread
+        return None
+
+
+async def _outcome(result: Awaitable[Any]) -> BaseException | None:
+    """What it raises, if it does. A task can't carry every kind of it."""
+    try:
+        await result
     except BaseException as error:
-        return _Raised(error)
+        return error
+    return None
 
 
 def _is_async(handler: Handler) -> bool:
@@ -327,6 +382,7 @@ async def run_workers(
     workers: Sequence[AsyncWorker], stop: asyncio.Event, *, stop_timeout_ms: int | None
 ) -> None:
     """Run until ``stop`` is set, a worker fails, or all are stopped; raises what failed."""
+    seconds_of(stop_timeout_ms)  # refused now, not when it is time to stop
     if not workers:
         raise InvalidInputError("there are no workers to run: make some with @system.worker(…)")
     for worker in workers:

@@ -62,6 +62,8 @@ _plain_terms = re.compile(_PLAIN_TERM).findall
 # So few that no limit of a filter is near.
 _is_plain = re.compile(rf"{_PLAIN_TERM}(?: AND {_PLAIN_TERM}){{0,7}}").fullmatch
 
+_is_priority_first = re.compile(r"(?:.*;)?\s*PRIORITY\s+", re.ASCII | re.DOTALL | re.I).fullmatch
+
 _END: Final = "$END"
 # What a set of acceptable terminals means to a person; the first that fits takes its terminals.
 _NAMES: Final = ("NAME", "QUOTED_NAME", PRIORITY_WORD)
@@ -141,7 +143,7 @@ def grammar_rules(text: str) -> tuple[Rule, ...]:
     except UnexpectedToken as error:
         at_end = error.token.type == _END
         offset = len(text.rstrip(" \t\r\n")) if at_end else _offset(error)
-        raise FilterError(_bad_token(error), text=text, offset=offset) from None
+        raise FilterError(_bad_token(text, error), text=text, offset=offset) from None
     validate(rules, Source(text, builder.offsets))
     return rules
 
@@ -363,13 +365,14 @@ def _bad_character(text: str, error: UnexpectedCharacters) -> str:
     return f"the character {shown} means nothing here{hint}"
 
 
-def _bad_token(error: UnexpectedToken) -> str:
+def _bad_token(text: str, error: UnexpectedToken) -> str:
     token, accepted = error.token, set(error.accepts or error.expected)
     if accepted.issuperset((PRIORITY_WORD, "SEMICOLON")):
         accepted |= {"AND", "OR"}  # the parser has just closed the condition, and forgot
     if "NAME" in accepted:
         accepted.discard(_END)  # a text without any condition, which nobody has in mind
-    return f"expected {_in_words(accepted)}, but found {_found(token)}{_hint(token, accepted)}"
+    hint = _priority_hint(text, token) or _hint(token, accepted)
+    return f"expected {_in_words(accepted)}, but found {_found(token)}{hint}"
 
 
 def _in_words(accepted: set[str]) -> str:
@@ -383,8 +386,12 @@ def _in_words(accepted: set[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
+def _shown(token: Token) -> str:
+    return token.value if len(token.value) <= 40 else f"{token.value[:40]}…"
+
+
 def _found(token: Token) -> str:
-    shown = token.value if len(token.value) <= 40 else f"{token.value[:40]}…"
+    shown = _shown(token)
     match token.type:
         case "$END":
             return "the end of the filter"
@@ -403,6 +410,15 @@ _HINTS: Final[Mapping[str, str]] = {
     "NAME": "; text goes in single quotes",
     "QUOTED_NAME": "; double quotes are for names of headers, text goes in single quotes",
 }
+
+
+def _priority_hint(text: str, token: Token) -> str:
+    """For a rule that is nothing but a priority, of a number or a header."""
+    if token.type not in ("NUMBER", "NAME", "QUOTED_NAME"):
+        return ""
+    if not _is_priority_first(text[: token.start_pos]):
+        return ""
+    return f"; for all messages that is TRUE PRIORITY {_shown(token)}"
 
 
 def _hint(token: Token, accepted: set[str]) -> str:

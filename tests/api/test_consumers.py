@@ -268,6 +268,20 @@ def test_a_break_out_of_a_bare_loop_is_a_nack_too(system: System) -> None:
     assert system.stats("q").delayed == 1
 
 
+def test_an_interruption_on_the_way_to_a_message_releases_it_and_does_not_count(
+    memory_system: System,
+) -> None:
+    fill(memory_system, 3, ONE_TRY)
+    loop = memory_system.consumer("q").__iter__()
+    next(loop)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.throw(KeyboardInterrupt())  # as when it comes before the body has the message
+
+    assert state(memory_system) == (3, 0, 0, 0)
+    assert [message.attempts for message in memory_system.claim("q", 3)] == [1, 1, 1]
+
+
 async def test_an_exception_out_of_a_bare_loop_is_a_nack_with_await(
     async_system: AsyncSystem,
 ) -> None:
@@ -352,6 +366,19 @@ def test_retry_later_says_when(memory_system: System, clock: ManualClock) -> Non
     assert len(memory_system.claim("q")) == 1
 
 
+def test_a_delay_that_can_not_be_is_a_failure_with_the_usual_back_off(
+    memory_system: System,
+) -> None:
+    fill(memory_system, 3)
+
+    with pytest.raises(RetryLater), memory_system.consumer("q") as messages:  # noqa: PT012
+        for _ in messages:
+            raise RetryLater(10**18)
+
+    assert state(memory_system) == (3, 0, 0, 0)
+    assert memory_system.stats("q").delayed == 1
+
+
 # --- leases ---------------------------------------------------------------------------------------
 
 
@@ -384,6 +411,17 @@ async def test_leases_are_extended_while_the_body_takes_its_time(
 
     stats = await async_system.stats("q")
     assert (stats.done, stats.available, stats.delayed) == (3, 0, 0)
+
+
+async def test_a_loop_goes_on_when_the_queue_allows_only_shorter_leases(
+    async_system: AsyncSystem,
+) -> None:
+    await fill_async(async_system, 3)
+
+    async for _ in async_system.consumer("q", batch=1, idle_ms=0):
+        await async_system.update_queue("q", lease_ms=1_000, max_lease_ms=2_000)
+
+    assert (await async_system.stats("q")).done == 3
 
 
 async def test_a_lease_that_was_lost_is_not_acked_and_that_is_logged(
@@ -498,7 +536,14 @@ async def test_a_loop_of_a_system_that_was_taken_over_raises_what_happened(
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"batch": 0}, {"batch": 1_001}, {"wait_ms": 0}, {"limit": -1}, {"idle_ms": -1}],
+    [
+        {"batch": 0},
+        {"batch": 1_001},
+        {"wait_ms": 0},
+        {"limit": -1},
+        {"idle_ms": -1},
+        {"lease_ms": 0},
+    ],
 )
 def test_what_makes_no_sense_is_refused(memory_system: System, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import math
 import signal
 import threading
 import weakref
@@ -29,6 +30,7 @@ from opendata_queue import (
     System,
     TimedOutError,
     WrongContextError,
+    workers,
 )
 from opendata_queue.testing import ManualClock
 from tests.api import scripts
@@ -87,6 +89,22 @@ def test_every_message_is_handled_once(system: System, kind: str, prefetch: int)
 
     assert seen == {b"%d" % number: 1 for number in range(100)}
     assert not worker.running
+
+
+async def test_a_worker_may_hold_more_than_one_claim_gives(async_system: AsyncSystem) -> None:
+    await async_system.create_queue("q")
+    await publish_async(async_system, 1_500)
+    go_on = asyncio.Event()
+
+    @async_system.worker("q", concurrency=1_000, prefetch=1_000)
+    async def handle(message: ClaimedMessage) -> None:
+        await go_on.wait()
+
+    handle.start()
+    await until(async_system, in_flight=1_500)
+    go_on.set()
+    await until(async_system, done=1_500)
+    await handle.stop()
 
 
 def test_plain_handlers_run_side_by_side_in_threads_and_may_use_the_system(
@@ -261,22 +279,73 @@ async def test_retry_later_says_when(async_system: AsyncSystem, clock: ManualClo
     await until(async_system, done=1)
 
 
+@pytest.mark.parametrize(
+    ("delay_ms", "whole_ms"), [(250.0, 250), (0.29 * 1000, 290), (0, 0), (1.2, 1)]
+)
+def test_retry_later_rounds_to_milliseconds(delay_ms: float, whole_ms: int) -> None:
+    error = RetryLater(delay_ms)
+
+    assert (error.delay_ms, str(error)) == (whole_ms, f"retry in {whole_ms} ms")
+
+
+@pytest.mark.parametrize("delay_ms", [-5, -0.1, math.nan, math.inf, "soon", None, True])
+def test_retry_later_refuses_what_is_no_delay(delay_ms: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"delay_ms is .*, not 0 or more"):
+        RetryLater(delay_ms)
+
+
+class RetrySometime(RetryLater):
+    """One that says nothing of when."""
+
+    def __init__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "error",
+    [lambda: RetryLater(-5), lambda: RetryLater(10**18), RetrySometime],
+    ids=["negative", "too long", "none"],
+)
+async def test_a_delay_that_can_not_be_is_a_failure_with_the_usual_back_off(
+    async_system: AsyncSystem, error: Callable[[], Exception]
+) -> None:
+    await async_system.create_queue("q")
+
+    @async_system.worker("q")
+    async def handle(message: ClaimedMessage) -> None:
+        if message.payload == b"0":
+            raise error()
+
+    handle.start()
+    await publish_async(async_system, 3)
+    await until(async_system, done=2, delayed=1)
+
+    assert handle.running
+
+
 # --- leases ---------------------------------------------------------------------------------------
 
 
-async def test_a_lease_is_extended_while_its_handler_runs(
-    async_system: AsyncSystem, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await async_system.create_queue("q")
+def watch_extensions(
+    system: AsyncSystem, monkeypatch: pytest.MonkeyPatch
+) -> asyncio.Queue[list[int | None]]:
+    """The new deadlines, as leases are extended."""
     extended: asyncio.Queue[list[int | None]] = asyncio.Queue()
-    extend = async_system.extend
+    extend = system.extend
 
     async def watched(*arguments: Any, **named: Any) -> list[int | None]:
         deadlines = await extend(*arguments, **named)
         extended.put_nowait(deadlines)
         return deadlines
 
-    monkeypatch.setattr(async_system, "extend", watched)
+    monkeypatch.setattr(system, "extend", watched)
+    return extended
+
+
+async def test_a_lease_is_extended_while_its_handler_runs(
+    async_system: AsyncSystem, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await async_system.create_queue("q")
+    extended = watch_extensions(async_system, monkeypatch)
     attempts = []
 
     @async_system.worker("q", lease_ms=90)
@@ -292,6 +361,81 @@ async def test_a_lease_is_extended_while_its_handler_runs(
     await handle.stop()
 
     assert attempts == [1]
+
+
+@pytest.mark.parametrize("lease_ms", [None, 90])
+async def test_a_lease_is_extended_when_the_queue_allows_only_shorter_ones_meanwhile(
+    async_system: AsyncSystem,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    lease_ms: int | None,
+) -> None:
+    await async_system.create_queue("q", options=QueueOptions(lease_ms=90))
+    extended = watch_extensions(async_system, monkeypatch)
+    attempts = []
+
+    @async_system.worker("q", lease_ms=lease_ms)
+    async def handle(message: ClaimedMessage) -> None:
+        attempts.append(message.attempts)
+        await async_system.update_queue("q", lease_ms=50, max_lease_ms=60)
+        for _ in range(4):  # by the clock that counts, more than two leases
+            (deadline_ms,) = await extended.get()
+            assert deadline_ms == clock.now_ms() + (60 if lease_ms else 50)
+            clock.advance_ms(40)
+
+    handle.start()
+    await publish_async(async_system, 1)
+    await until(async_system, done=1)
+    await handle.stop()
+
+    assert attempts == [1]
+
+
+@pytest.mark.parametrize("lease_ms", [None, 60_000])
+async def test_a_worker_goes_on_when_the_queue_allows_only_shorter_leases(
+    async_system: AsyncSystem,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    lease_ms: int | None,
+) -> None:
+    await async_system.create_queue("q", options=QueueOptions(lease_ms=60_000))
+    extended = watch_extensions(async_system, monkeypatch)
+
+    @async_system.worker("q", lease_ms=lease_ms)
+    async def handle(message: ClaimedMessage) -> None:
+        if message.payload == b"1":
+            assert message.lease_deadline_ms == clock.now_ms() + 90
+            await extended.get()  # it does not wait for a third of the former lease
+
+    handle.start()
+    await publish_async(async_system, 1)
+    await until(async_system, done=1)
+    # A claim that waits already is for a lease that was allowed when it began.
+    await async_system.update_queue("q", lease_ms=90, max_lease_ms=90)
+    await publish_async(async_system, 2)
+    await until(async_system, done=3)
+
+    assert handle.running
+
+
+async def test_a_worker_that_starts_again_learns_the_lease_of_its_queue_anew(
+    async_system: AsyncSystem, clock: ManualClock
+) -> None:
+    await async_system.create_queue("q", options=QueueOptions(lease_ms=10_000))
+    leases_ms = []
+
+    @async_system.worker("q")
+    async def handle(message: ClaimedMessage) -> None:
+        leases_ms.append(message.lease_deadline_ms - clock.now_ms())
+
+    for times, lease_ms in enumerate((10_000, 20_000), 1):
+        await async_system.update_queue("q", lease_ms=lease_ms)
+        handle.start()
+        await publish_async(async_system, 1)
+        await until(async_system, done=times)
+        await handle.stop()
+
+    assert leases_ms == [10_000, 20_000]
 
 
 async def test_a_message_whose_lease_was_lost_is_not_acked(
@@ -368,6 +512,164 @@ async def test_an_async_handler_that_takes_too_long_is_cancelled_and_its_message
     assert cancelled.is_set()
     (message,) = await async_system.claim("q")
     assert message.attempts == 1
+
+
+async def test_an_async_handler_that_goes_on_when_it_is_cancelled_is_left_behind(
+    async_system: AsyncSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "CANCEL_TIMEOUT_MS", 10)
+    await async_system.create_queue("q")
+    started, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @async_system.worker("q")
+    async def handle(message: ClaimedMessage) -> None:
+        started.set()
+        while not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go_on.wait()
+        ended.set()
+
+    handle.start()
+    await publish_async(async_system, 1)
+    await started.wait()
+    await handle.stop(timeout_ms=10)
+
+    assert not handle.running
+    (message,) = await async_system.claim("q")
+    assert message.attempts == 1
+    go_on.set()
+    await ended.wait()
+    assert await async_system.ack("q", message) == ["ok"]
+
+
+async def test_an_async_handler_that_ends_well_when_it_is_cancelled_has_done_its_message(
+    async_system: AsyncSystem,
+) -> None:
+    await async_system.create_queue("q")
+    started = asyncio.Event()
+
+    @async_system.worker("q")
+    async def handle(message: ClaimedMessage) -> None:
+        started.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    handle.start()
+    await publish_async(async_system, 1)
+    await started.wait()
+    await handle.stop(timeout_ms=10)
+
+    assert (await async_system.stats("q")).done == 1
+
+
+@pytest.mark.parametrize("timeout_ms", [-1, 1.5, "x"])
+def test_stopping_with_a_timeout_that_makes_no_sense_is_refused_and_changes_nothing(
+    memory_system: System, timeout_ms: Any
+) -> None:
+    memory_system.create_queue("q")
+
+    @memory_system.worker("q")
+    def handle(message: ClaimedMessage) -> None: ...
+
+    with pytest.raises(InvalidInputError, match="timeout_ms"):
+        memory_system.run_workers(stop_timeout_ms=timeout_ms)
+    assert not handle.running
+    handle.start()
+    with pytest.raises(InvalidInputError, match="timeout_ms"):
+        handle.stop(timeout_ms=timeout_ms)
+    publish(memory_system, 1)
+    until_sync(memory_system, done=1)
+
+    assert handle.running
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_handler_can_ask_its_worker_to_stop(memory_system: System, kind: str) -> None:
+    memory_system.create_queue("q")
+    publish(memory_system, 3)
+
+    def plain(message: ClaimedMessage) -> None:
+        worker.request_stop()
+
+    async def asynchronous(message: ClaimedMessage) -> None:
+        worker.request_stop()
+
+    worker = memory_system.worker("q")(plain if kind == "plain" else asynchronous)
+    memory_system.run_workers()
+
+    stats = memory_system.stats("q")
+    assert (stats.done, stats.available, stats.in_flight) == (1, 2, 0)
+
+
+@pytest.mark.parametrize("call", ["stop", "join", "close"])
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_handler_can_not_wait_for_itself(memory_system: System, kind: str, call: str) -> None:
+    memory_system.create_queue("q")
+    refusals: list[str] = []
+
+    def plain(message: ClaimedMessage) -> None:
+        waiting = {"stop": worker.stop, "join": worker.join, "close": memory_system.close}[call]
+        with pytest.raises(WrongContextError, match="use request_stop") as refused:
+            waiting()
+        refusals.append(str(refused.value))
+
+    async def asynchronous(message: ClaimedMessage) -> None:
+        plain(message)
+
+    worker = memory_system.worker("q")(plain if kind == "plain" else asynchronous)
+    worker.start()
+    publish(memory_system, 2)
+    until_sync(memory_system, done=2)
+    worker.stop()
+
+    assert len(refusals) == 2
+
+
+async def test_a_handler_can_not_wait_for_itself_with_await(async_system: AsyncSystem) -> None:
+    await async_system.create_queue("q")
+
+    @async_system.worker("q")
+    async def handle(message: ClaimedMessage) -> None:
+        for waiting in (handle.stop, handle.join):
+            with pytest.raises(WrongContextError, match="use request_stop"):
+                await waiting()
+        handle.request_stop()
+
+    handle.start()
+    await publish_async(async_system, 1)
+    await handle.join()
+
+    assert (await async_system.stats("q")).done == 1
+
+
+async def test_a_handler_can_stop_another_worker(async_system: AsyncSystem) -> None:
+    await async_system.create_queue("q")
+    await async_system.create_queue("others", filter="FALSE")
+    other = async_system.worker("others")(print)
+    other.start()
+
+    @async_system.worker("q")
+    async def handle(message: ClaimedMessage) -> None:
+        await other.stop()
+
+    handle.start()
+    await publish_async(async_system, 1)
+    await until(async_system, done=1)
+
+    assert not other.running
+
+
+def test_asking_a_worker_that_does_not_run_to_stop_does_nothing(memory_system: System) -> None:
+    memory_system.create_queue("q")
+    worker = memory_system.worker("q")(print)
+
+    worker.request_stop()
+    worker.start()
+    worker.stop()
+    worker.request_stop()
+    worker.start()
+
+    assert worker.running
 
 
 def test_a_plain_handler_that_takes_too_long_loses_its_message(memory_system: System) -> None:
@@ -516,7 +818,16 @@ def test_running_no_workers_is_refused(memory_system: System) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"concurrency": 0}, {"concurrency": 1_001}, {"prefetch": 2}, {"wait_ms": 0}]
+    "wrong",
+    [
+        {"concurrency": 0},
+        {"concurrency": 1_001},
+        {"prefetch": 2},
+        {"wait_ms": 0},
+        {"lease_ms": 0},
+        {"lease_ms": "long"},
+        {"lease_ms": True},
+    ],
 )
 def test_what_makes_no_sense_is_refused(memory_system: System, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):

@@ -173,6 +173,8 @@ def test_rules_have_a_priority_each_that_is_a_number_or_a_header() -> None:
         ("a = 1 PRIORITY 1.0", 16, "a priority is a whole number from 0 to 255"),
         ("a = 1 PRIORITY sys.id", 16, "expected a number from 0 to 255 or the name of a header"),
         ("PRIORITY 5", 10, "expected a comparison"),
+        ("PRIORITY 5", 10, "the number 5; for all messages that is TRUE PRIORITY 5"),
+        ("a = 1; priority level", 17, "; for all messages that is TRUE PRIORITY level"),
         ("a = 'x", 5, "the text that starts here has no closing '"),
         ("a = 'x''", 5, "the text that starts here has no closing '"),
         ('"a = 1', 1, 'the name that starts here has no closing "'),
