@@ -60,23 +60,33 @@ class TreeSync:
 
     It runs before every collection of garbage. So what replaces a WAL or an SST file is on the
     disk before the old file goes. Its cost grows with the number of live files, not of rows.
+
+    A file is synced after those that it names: a manifest that survives a power cut must not name
+    an SST that does not.
     """
 
     __slots__ = ("_folders", "_synced")
 
     def __init__(self, database_folder: Path, *, with_wal: bool = False) -> None:
-        names = ["compacted", "compactions", "manifest", *(["wal"] if with_wal else [])]
+        names = ["compacted", *(["wal"] if with_wal else []), "compactions", "manifest"]
         self._folders = [database_folder / name for name in names]
         self._synced: set[Path] = set()
 
     def sync_new_files(self) -> None:
-        present = {path for folder in self._folders if folder.is_dir() for path in folder.iterdir()}
-        for path in present - self._synced:
-            with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed
-                sync_file(path)
-        for folder in {path.parent for path in present - self._synced}:
-            sync_folders(folder, up_to=folder.parent)
-        self._synced = present
+        # What names others is listed first: then all that it names is there to be listed.
+        listed = [_files_in(folder) for folder in reversed(self._folders)]
+        for folder, present in zip(self._folders, reversed(listed), strict=True):
+            new = present - self._synced
+            for path in sorted(new):
+                with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed
+                    sync_file(path)
+            if new:
+                sync_folders(folder, up_to=folder.parent)
+        self._synced = set().union(*listed)
+
+
+def _files_in(folder: Path) -> set[Path]:
+    return set(folder.iterdir()) if folder.is_dir() else set()
 
 
 class WalSync:
