@@ -499,7 +499,7 @@ def prepare_folder(objects: Objects, path: str) -> None:
     with translated(f"write to {folder}"):
         make_folder(folder, sync=objects.settings.fsync)
         for torn in set_torn_files_aside(folder):
-            logger.warning("set aside %s: it is empty, and was never synced", torn)
+            logger.warning("set aside %s: it is not whole, and was never synced", torn)
     _probe(folder)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from opendata_queue.store import durable_files
+from opendata_queue import CorruptStoreError, StoreSettings
+from opendata_queue.store import Database, Objects, Rows, durable_files
 from opendata_queue.store.durable_files import TreeSync
 
 FOLDERS = ("compacted", "compactions", "manifest")
@@ -80,3 +83,65 @@ def test_a_file_that_appears_meanwhile_is_not_synced_before_what_it_names(
     sync.sync_new_files()
     names = [path.parent.name for path in synced if path.name == f"{2:020}"]
     assert names == list(FOLDERS)
+
+
+# --- WAL files that a power cut has torn ---------------------------------------------------------
+
+SST_END_BYTES = 10
+VALUE = bytes(range(256)) * 40
+
+
+async def commit_and_crash(folder: Path) -> tuple[Objects, Path]:
+    """A root whose one database was copied away under its writer, and its newest WAL file."""
+    database = await Database.open(Objects.open(f"file://{folder}/live", StoreSettings()), "db")
+    rows = Rows()
+    rows.put(b"acknowledged", VALUE)
+    await database.commit(rows)
+    shutil.copytree(folder / "live", folder / "crashed")
+    await database.close()
+    objects = Objects.open(f"file://{folder}/crashed", StoreSettings())
+    return objects, max((folder / "crashed" / "db" / "wal").glob("*.sst"))
+
+
+def following(wal: Path) -> Path:
+    return wal.with_name(f"{int(wal.stem) + 1:020}.sst")
+
+
+@pytest.mark.parametrize("size", [1, SST_END_BYTES - 1, 4_096, 8_192])
+@pytest.mark.parametrize("behind", [b"", bytes(4_096)])
+async def test_a_newest_wal_file_that_is_not_whole_is_set_aside(
+    tmp_path: Path, size: int, behind: bytes
+) -> None:
+    objects, newest = await commit_and_crash(tmp_path)
+    torn = following(newest)
+    torn.write_bytes(newest.read_bytes()[:size] + behind)
+
+    database = await Database.open(objects, "db")
+
+    assert await database.get(b"acknowledged") == VALUE
+    assert (tmp_path / "crashed" / "db" / "torn" / torn.name).exists()
+    await database.close()
+
+
+async def test_a_wal_file_that_others_follow_is_not_dropped(tmp_path: Path) -> None:
+    objects, newest = await commit_and_crash(tmp_path)
+    shutil.copy(newest, following(newest))
+    os.truncate(newest, 5_000)
+
+    with pytest.raises(CorruptStoreError):
+        await Database.open(objects, "db")
+
+    assert newest.exists()
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+async def test_a_newest_wal_file_that_is_damaged_is_not_dropped(tmp_path: Path, place: int) -> None:
+    objects, newest = await commit_and_crash(tmp_path)
+    content = bytearray(newest.read_bytes())
+    content[-place] ^= 0xFF
+    newest.write_bytes(content)
+
+    with pytest.raises(CorruptStoreError):
+        await Database.open(objects, "db")
+
+    assert newest.exists()
