@@ -134,7 +134,7 @@ async def test_a_wal_file_that_others_follow_is_not_dropped(tmp_path: Path) -> N
     assert newest.exists()
 
 
-@pytest.mark.parametrize("place", [1, 2, 3])
+@pytest.mark.parametrize("place", [1, 2, 3, SST_END_BYTES])
 async def test_a_newest_wal_file_that_is_damaged_is_not_dropped(tmp_path: Path, place: int) -> None:
     objects, newest = await commit_and_crash(tmp_path)
     content = bytearray(newest.read_bytes())
