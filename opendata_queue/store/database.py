@@ -270,7 +270,7 @@ class Database(DatabaseReads):
                     doing,
                 )
         except (StoreUnavailableError, StoreAccessError) as error:
-            reason = await self._why_unwritable()
+            reason = await self._why_unwritable(rows.size_bytes)
             raise StoreUnavailableError(f"{error}{reason}", in_doubt=True) from error
 
     @property
@@ -318,13 +318,17 @@ class Database(DatabaseReads):
         """Tells the figures of this database from those of others."""
         return (("database", self._path),)
 
-    async def _why_unwritable(self) -> str:
-        """What the system says of a folder that SlateDB could not write to, if it says anything."""
+    async def _why_unwritable(self, size_bytes: int) -> str:
+        """What the system says of a folder that SlateDB could not write to, if it says anything.
+
+        A disk may have room for a little, and not for what SlateDB tried to write.
+        """
         location = self._objects.location
         if location.kind is not StoreKind.FILE:
             return ""
         try:
-            probing = asyncio.to_thread(_probe, location.folder / self._path)
+            size_bytes = max(size_bytes, _PROBE_BYTES)
+            probing = asyncio.to_thread(_probe, location.folder / self._path, size_bytes)
             await in_time(probing, _PROBE_TIMEOUT_MS, "probe")
         except OdqError as error:
             return f"; {error}"
@@ -515,9 +519,9 @@ def prepare_folder(objects: Objects, path: str) -> None:
     _probe(folder)
 
 
-def _probe(folder: Path) -> None:
+def _probe(folder: Path, size_bytes: int = _PROBE_BYTES) -> None:
     with translated(f"write to {folder}"), tempfile.TemporaryFile(dir=folder) as probe:
-        probe.write(bytes(_PROBE_BYTES))
+        probe.write(bytes(size_bytes))
 
 
 def _runs(ids: list[int]) -> list[list[int]]:

@@ -43,6 +43,9 @@ _ACCESS_PROBLEMS = {
     r"AccessDenied|PermissionDenied|Permission denied|Forbidden": "permission denied",
     r"Read-only file system": "the file system is read-only",
     r"Not a directory": "a part of the path is a file, not a folder",
+    # As Python says it; what obstore finds to exist is no mistake of the user's.
+    r"^\[Errno 17\] File exists": "that is a file, not a folder",
+    r"File name too long": "a part of the path is longer than the file system can take",
     r"PermanentRedirect|AuthorizationHeaderMalformed": (
         "the bucket is in another region; set AWS_REGION"
     ),

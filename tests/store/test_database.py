@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -199,6 +200,22 @@ async def test_garbage_that_can_not_be_collected_is_tried_again(
     await database.close()
 
     assert "a disk that hiccups" in caplog.text
+
+
+async def test_a_disk_without_room_for_a_commit_is_named(tmp_path: Path) -> None:
+    database = await Database.open(Objects.open(f"file://{tmp_path}", SETTINGS), "db")
+    database._outage_timeout_ms = 100  # SlateDB would try for ever
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(StoreUnavailableError, match=r"no answer .*; could not write .*large"):
+            await database.commit(rows_of((b"a", bytes(2_000_000))))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    database._outage_timeout_ms = SETTINGS.outage_timeout_ms
+    await database.close()
 
 
 async def test_rows_that_are_not_durable_are_not_shown(root: str) -> None:
