@@ -58,7 +58,7 @@ async def open_async(
 
     With ``retention`` what is past its time is removed in the background, once a minute.
     """
-    if url.startswith(_REMOTE):
+    if _is_remote(url):
         _check_remote(
             settings=settings,
             options=options,
@@ -153,7 +153,7 @@ async def connect_async(
     store.
     """
     options = _client_options(url, token, options)
-    if url.startswith(_REMOTE):
+    if _is_remote(url):
         _check_remote(settings=settings)
         return await _connect(url, options, clock)
     location = Location.parse(url)
@@ -182,6 +182,11 @@ def connect(
         lambda: connect_async(url, token=token, options=options, settings=settings, clock=clock),
         timeout_ms,
     )
+
+
+def _is_remote(url: str) -> bool:
+    """Whether it is a broker's. What is no text is none, and is refused like any other root."""
+    return isinstance(url, str) and url.startswith(_REMOTE)
 
 
 async def _look_at(

@@ -199,6 +199,8 @@ SYMBOLS = (
     "ffi_slatedb_uniffi_rust_future_poll_rust_buffer",
     "ffi_slatedb_uniffi_rust_future_complete_rust_buffer",
     "ffi_slatedb_uniffi_rust_future_free_rust_buffer",
+    "ffi_slatedb_uniffi_rust_future_cancel_u64",
+    "ffi_slatedb_uniffi_rust_future_cancel_rust_buffer",
 )
 
 
@@ -341,7 +343,7 @@ def _deliver(
 
 # --- tier: compiled -------------------------------------------------------------------------------
 
-NATIVE_ABI = 3
+NATIVE_ABI = 4
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 NATIVE_LIBRARY = Path(__file__).parent / "native" / f"_batch_writer{_SUFFIX}"
 

@@ -23,6 +23,7 @@ from opendata_queue.errors import (
 )
 from opendata_queue.store.batch_reader import Row, first_rows, next_rows
 from opendata_queue.store.batch_writer import active_tier, commit_rows
+from opendata_queue.store.damage import cut_file
 from opendata_queue.store.durable_files import (
     WalSync,
     make_folder,
@@ -48,6 +49,7 @@ _NEVER_MS: Final = 24 * 3_600_000
 _INSTANT_KEPT_MS: Final = 10 * 60_000
 _PROBE_BYTES: Final = 64 * 1024
 _PROBE_TIMEOUT_MS: Final = 1_000
+_DAMAGED_TIMEOUT_MS: Final = 1_000
 # Rows this close together are read with one scan, as those of a queue that takes one message in ten
 # are. The rows in between, of 64 KiB at most, are read faster than S3 answers another request.
 _SCAN_GAP: Final = 16
@@ -96,10 +98,14 @@ class _Readable(Protocol):
 class DatabaseReads:
     """Point reads and bounded scans, the same for a writer and for a reader."""
 
-    def __init__(self, handle: _Readable, name: str, outage_timeout_ms: int) -> None:
+    def __init__(self, handle: _Readable, objects: Objects, path: str) -> None:
         self._reads = handle
-        self._outage_timeout_ms = outage_timeout_ms
-        self.name = name
+        self._objects = objects
+        self._path = path
+        self._outage_timeout_ms = objects.settings.outage_timeout_ms
+        self._cut: Path | None = None
+        """A file that is not whole, if one was found when a read got no answer."""
+        self.name = objects.location.url_of(path)
 
     def decode(self, decoder: Callable[[bytes], T], key: bytes, value: bytes) -> T:
         """Decode the value of a row; one that can't be is a corrupt row of this database."""
@@ -111,10 +117,7 @@ class DatabaseReads:
     async def get(self, key: bytes) -> bytes | None:
         """The value of ``key``, if it has one that is durable."""
         doing = f"read {self.name}"
-        with translated(doing, key=key):
-            return await in_time(
-                self._reads.get_with_options(key, _READ_OPTIONS), self._outage_timeout_ms, doing
-            )
+        return await self._answer(self._reads.get_with_options(key, _READ_OPTIONS), doing, key)
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of ``keys``, in their order, a bounded number of reads at a time."""
@@ -156,25 +159,18 @@ class DatabaseReads:
             return
         doing = f"scan {self.name}"
         if limit is not None and limit <= _SHORT_SCAN_ROWS:
-            with translated(doing, key=start):
-                rows = await in_time(
-                    first_rows(self._reads, start, end, _SHORT_SCAN_OPTIONS, limit),
-                    self._outage_timeout_ms,
-                    doing,
-                )
+            short = first_rows(self._reads, start, end, _SHORT_SCAN_OPTIONS, limit)
+            rows = await self._answer(short, doing, start)
             for place in range(0, len(rows), SCAN_ROWS):
                 yield rows[place : place + SCAN_ROWS]
             return
         span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
-        with translated(doing, key=start):
-            iterator = await in_time(
-                self._reads.scan_with_options(span, _SCAN_OPTIONS), self._outage_timeout_ms, doing
-            )
+        scan = self._reads.scan_with_options(span, _SCAN_OPTIONS)
+        iterator = await self._answer(scan, doing, start)
         left = limit
         while left is None or left > 0:
             wanted = SCAN_ROWS if left is None else min(SCAN_ROWS, left)
-            with translated(doing, key=start):
-                chunk = await in_time(next_rows(iterator, wanted), self._outage_timeout_ms, doing)
+            chunk = await self._answer(next_rows(iterator, wanted), doing, start)
             if chunk:
                 yield chunk
             if len(chunk) < wanted:  # there are no more; asking again would only cost a call
@@ -186,12 +182,30 @@ class DatabaseReads:
         """The last durable row from ``start`` up to, not including, ``end``."""
         span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
         doing = f"scan {self.name}"
-        with translated(doing, key=end):
-            iterator = await in_time(
-                self._reads.scan_with_options(span, _BACKWARDS), self._outage_timeout_ms, doing
-            )
-            rows = await in_time(next_rows(iterator, 1), self._outage_timeout_ms, doing)
+        iterator = await self._answer(self._reads.scan_with_options(span, _BACKWARDS), doing, end)
+        rows = await self._answer(next_rows(iterator, 1), doing, end)
         return rows[0] if rows else None
+
+    async def _answer(self, read: Awaitable[T], doing: str, key: bytes) -> T:
+        """What SlateDB answers; a file that is not whole is why it does not, if there is one."""
+        timeout_ms = self._outage_timeout_ms
+        if self._cut is not None:  # many reads may follow: none of them is worth a long wait
+            timeout_ms = min(timeout_ms, _DAMAGED_TIMEOUT_MS)
+        try:
+            with translated(doing, key=key):
+                return await in_time(read, timeout_ms, doing)
+        except StoreUnavailableError as error:
+            self._cut = await self._find_cut_file()
+            if self._cut is None:
+                raise
+            message = f"could not {doing}: {self._cut} is cut off"
+            raise CorruptStoreError(message, key=key) from error
+
+    async def _find_cut_file(self) -> Path | None:
+        looking = f"look at the files of {self.name}"
+        with contextlib.suppress(OdqError), translated(looking):
+            return await in_time(cut_file(self._objects, self._path), _PROBE_TIMEOUT_MS, looking)
+        return None
 
 
 class Database(DatabaseReads):
@@ -204,12 +218,10 @@ class Database(DatabaseReads):
         path: str,
         metrics: slatedb.DefaultMetricsRecorder,
     ) -> None:
-        super().__init__(handle, objects.location.url_of(path), objects.settings.outage_timeout_ms)
+        super().__init__(handle, objects, path)
         self._metrics = metrics
         self._db = handle
-        self._objects = objects
         self._settings = objects.settings
-        self._path = path
         self._wal_sync: WalSync | None = None
         self._upkeep = Upkeep(objects, path)
         self._housekeeping: asyncio.Task[None] | None = None
@@ -258,7 +270,7 @@ class Database(DatabaseReads):
                     doing,
                 )
         except (StoreUnavailableError, StoreAccessError) as error:
-            reason = await self._why_unwritable()
+            reason = await self._why_unwritable(rows.size_bytes)
             raise StoreUnavailableError(f"{error}{reason}", in_doubt=True) from error
 
     @property
@@ -276,7 +288,7 @@ class Database(DatabaseReads):
         doing = f"read {self.name}"
         with translated(doing):
             snapshot = await in_time(self._db.snapshot(), self._outage_timeout_ms, doing)
-        return DatabaseReads(snapshot, self.name, self._outage_timeout_ms)
+        return DatabaseReads(snapshot, self._objects, self._path)
 
     async def flush_to_files(self) -> None:
         """Write what is in memory to files of its own, where a compaction finds it."""
@@ -306,13 +318,17 @@ class Database(DatabaseReads):
         """Tells the figures of this database from those of others."""
         return (("database", self._path),)
 
-    async def _why_unwritable(self) -> str:
-        """What the system says of a folder that SlateDB could not write to, if it says anything."""
+    async def _why_unwritable(self, size_bytes: int) -> str:
+        """What the system says of a folder that SlateDB could not write to, if it says anything.
+
+        A disk may have room for a little, and not for what SlateDB tried to write.
+        """
         location = self._objects.location
         if location.kind is not StoreKind.FILE:
             return ""
         try:
-            probing = asyncio.to_thread(_probe, location.folder / self._path)
+            size_bytes = max(size_bytes, _PROBE_BYTES)
+            probing = asyncio.to_thread(_probe, location.folder / self._path, size_bytes)
             await in_time(probing, _PROBE_TIMEOUT_MS, "probe")
         except OdqError as error:
             return f"; {error}"
@@ -382,8 +398,8 @@ class BlockCache:
 class DatabaseReader(DatabaseReads):
     """Reads a database that another process writes: durable rows, after a short delay."""
 
-    def __init__(self, handle: slatedb.DbReader, name: str, outage_timeout_ms: int) -> None:
-        super().__init__(handle, name, outage_timeout_ms)
+    def __init__(self, handle: slatedb.DbReader, objects: Objects, path: str) -> None:
+        super().__init__(handle, objects, path)
         self._reader = handle
 
     @classmethod
@@ -426,7 +442,7 @@ class DatabaseReader(DatabaseReads):
         )
         with translated(f"read {name}"):
             handle = await in_time(builder.build(), settings.outage_timeout_ms, f"read {name}")
-        return cls(handle, name, settings.outage_timeout_ms)
+        return cls(handle, objects, path)
 
     @classmethod
     async def look(cls, objects: Objects, path: str) -> DatabaseReader | None:
@@ -459,7 +475,7 @@ class DatabaseReader(DatabaseReads):
             checkpoint = await in_time(admin.create_detached_checkpoint(options), timeout_ms, doing)
             builder.with_reader_mode(slatedb.ReaderMode.CHECKPOINT(checkpoint.id))
             handle = await in_time(builder.build(), timeout_ms, doing)
-        reader = cls(handle, name, timeout_ms)
+        reader = cls(handle, objects, path)
         try:
             yield reader
         finally:
@@ -499,13 +515,13 @@ def prepare_folder(objects: Objects, path: str) -> None:
     with translated(f"write to {folder}"):
         make_folder(folder, sync=objects.settings.fsync)
         for torn in set_torn_files_aside(folder):
-            logger.warning("set aside %s: it is empty, and was never synced", torn)
+            logger.warning("set aside %s: it is not whole, and was never synced", torn)
     _probe(folder)
 
 
-def _probe(folder: Path) -> None:
+def _probe(folder: Path, size_bytes: int = _PROBE_BYTES) -> None:
     with translated(f"write to {folder}"), tempfile.TemporaryFile(dir=folder) as probe:
-        probe.write(bytes(_PROBE_BYTES))
+        probe.write(bytes(size_bytes))
 
 
 def _runs(ids: list[int]) -> list[list[int]]:

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
+
+_SUFFIXES: Final = {"manifest": ".manifest", "compactions": ".compactions", "wal": ".sst"}
+_SST_END: Final = struct.Struct(">QH")
+_SST_VERSIONS: Final = (1, 2)
 
 
 def sync_file(path: Path) -> None:
@@ -39,20 +45,45 @@ def make_folder(folder: Path, *, sync: bool) -> None:
 
 
 def set_torn_files_aside(database_folder: Path) -> list[Path]:
-    """Move the newest manifest and the newest list of compactions away if they are empty.
+    """Move the newest manifest, list of compactions and WAL file away if they are not whole.
 
     A power cut can leave a file without its bytes if it was not synced. Nothing was acknowledged or
     collected on the strength of such a file, and SlateDB goes on from the one before.
+
+    An empty WAL file is none of them: that is how SlateDB fences a writer.
     """
     aside = []
-    for name in ("manifest", "compactions"):
+    for name, is_torn in (("manifest", _is_empty), ("compactions", _is_empty), ("wal", _is_cut)):
         folder = database_folder / name
-        files = sorted(folder.iterdir()) if folder.is_dir() else []
-        while len(files) > 1 and files[-1].stat().st_size == 0:
+        files = sorted(folder.glob(f"*{_SUFFIXES[name]}"))
+        while len(files) > 1 and is_torn(files[-1]):
             torn = files.pop()
             (database_folder / "torn").mkdir(exist_ok=True)
             aside.append(torn.rename(database_folder / "torn" / torn.name))
     return aside
+
+
+def _is_empty(path: Path) -> bool:
+    return path.stat().st_size == 0
+
+
+def _is_cut(sst: Path) -> bool:
+    """Whether the end of an SST is missing, or nothing but zeros.
+
+    It ends with the place of its description and the version of its format. If one of them makes
+    sense the file was whole once, and may have been acknowledged: it is damaged, and not for us to
+    drop.
+    """
+    size = sst.stat().st_size
+    if size == 0:
+        return False
+    with sst.open("rb") as file:
+        file.seek(max(0, size - _SST_END.size))
+        end = file.read()
+    if len(end) < _SST_END.size:
+        return True
+    place, version = _SST_END.unpack(end)
+    return version not in _SST_VERSIONS and not 0 < place < size
 
 
 class TreeSync:
@@ -60,23 +91,33 @@ class TreeSync:
 
     It runs before every collection of garbage. So what replaces a WAL or an SST file is on the
     disk before the old file goes. Its cost grows with the number of live files, not of rows.
+
+    A file is synced after those that it names: a manifest that survives a power cut must not name
+    an SST that does not.
     """
 
     __slots__ = ("_folders", "_synced")
 
     def __init__(self, database_folder: Path, *, with_wal: bool = False) -> None:
-        names = ["compacted", "compactions", "manifest", *(["wal"] if with_wal else [])]
+        names = ["compacted", *(["wal"] if with_wal else []), "compactions", "manifest"]
         self._folders = [database_folder / name for name in names]
         self._synced: set[Path] = set()
 
     def sync_new_files(self) -> None:
-        present = {path for folder in self._folders if folder.is_dir() for path in folder.iterdir()}
-        for path in present - self._synced:
-            with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed
-                sync_file(path)
-        for folder in {path.parent for path in present - self._synced}:
-            sync_folders(folder, up_to=folder.parent)
-        self._synced = present
+        # What names others is listed first: then all that it names is there to be listed.
+        listed = [_files_in(folder) for folder in reversed(self._folders)]
+        for folder, present in zip(self._folders, reversed(listed), strict=True):
+            new = present - self._synced
+            for path in sorted(new):
+                with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed
+                    sync_file(path)
+            if new:
+                sync_folders(folder, up_to=folder.parent)
+        self._synced = set().union(*listed)
+
+
+def _files_in(folder: Path) -> set[Path]:
+    return set(folder.iterdir()) if folder.is_dir() else set()
 
 
 class WalSync:

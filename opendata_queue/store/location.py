@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 from opendata_queue.errors import StoreAccessError
 
 _ODD_IN_S3 = re.compile(r"[^A-Za-z0-9 !$&'()+,./:;=@_-]")
+_ODD_IN_BUCKET = re.compile(r"[^A-Za-z0-9._-]")
 _EXAMPLES = "memory:///, file:///absolute/path or s3://bucket/prefix"
 
 
@@ -32,6 +33,10 @@ class Location:
     @classmethod
     def parse(cls, url: str) -> Self:
         """Parse ``url``; ``StoreAccessError`` says what is wrong with it."""
+        if isinstance(url, Path):
+            raise StoreAccessError(
+                f"{url!r} is not a URL; if you mean the folder, that is {url.absolute().as_uri()}"
+            )
         if not isinstance(url, str):
             raise StoreAccessError(f"{url!r} is not a URL; use {_EXAMPLES}")
         try:
@@ -56,6 +61,9 @@ class Location:
         if kind is StoreKind.S3:
             if not parts.netloc:
                 raise StoreAccessError(f"{url!r} names no bucket; use s3://bucket/prefix")
+            odd = _ODD_IN_BUCKET.search(parts.netloc)
+            if odd:
+                raise StoreAccessError(f"{url!r} has {odd.group()!r} in the name of its bucket")
             odd = _ODD_IN_S3.search(path)
             if odd:
                 # The clients would each escape it in their own way, and split the root.

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _TAKEN_AT_ONCE: Final = 16
 _WAKE_BYTES: Final = 64
-OK, FAILED, MALFORMED, NOT_SYNCED, NO_WAL, NO_MEMORY, NO_THREAD = range(7)
+OK, FAILED, MALFORMED, NOT_SYNCED, NO_WAL, NO_MEMORY, NO_THREAD, GIVEN_UP = range(8)
 
 
 class RustBuffer(ctypes.Structure):
@@ -108,6 +108,9 @@ class NativeJobs:
         self._submit_write.argtypes = (
             pointer, u64, u64, ctypes.c_char_p, u64, i32, ctypes.POINTER(Wal), status
         )  # fmt: skip
+        self._give_up_scan = local.odq_give_up_scan
+        self._give_up_scan.restype = None
+        self._give_up_scan.argtypes = (pointer, u64)
         free = ctypes.PYFUNCTYPE(None, RustBuffer, status)
         address = ctypes.cast(
             binding._UniffiLib.ffi_slatedb_uniffi_rustbuffer_free, ctypes.c_void_p
@@ -143,6 +146,7 @@ class NativeJobs:
         """The first rows of a range, in the form in which the binding returns them.
 
         ``span`` and ``options`` are a ``KeyRange`` and ``ScanOptions`` as uniffi writes them.
+        If the awaiting task is cancelled the scan ends, whether or not the store answers.
         """
         mailbox, status = self._mailbox(), CallStatus()
         number, future = mailbox.expect(None)
@@ -152,7 +156,11 @@ class NativeJobs:
         )
         if result != OK:
             self._refuse(mailbox, number, result, status)
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._give_up_scan(mailbox.address, number)
+            raise
 
     def _mailbox(self) -> _Mailbox:
         loop = asyncio.get_running_loop()
@@ -192,7 +200,7 @@ class NativeJobs:
         """What a job has returned; raises what has stopped it. Frees its buffers."""
         if sync is not None:
             sync.next_number = outcome.wal_next
-        if outcome.result == OK:
+        if outcome.result in (OK, GIVEN_UP):  # nobody asks for what was given up
             return self._rows(outcome.rows)
         if outcome.result == FAILED:
             self._raise_error(outcome.status)

@@ -43,6 +43,9 @@ _ACCESS_PROBLEMS = {
     r"AccessDenied|PermissionDenied|Permission denied|Forbidden": "permission denied",
     r"Read-only file system": "the file system is read-only",
     r"Not a directory": "a part of the path is a file, not a folder",
+    # As Python says it; what obstore finds to exist is no mistake of the user's.
+    r"^\[Errno 17\] File exists": "that is a file, not a folder",
+    r"File name too long": "a part of the path is longer than the file system can take",
     r"PermanentRedirect|AuthorizationHeaderMalformed": (
         "the bucket is in another region; set AWS_REGION"
     ),
@@ -50,6 +53,8 @@ _ACCESS_PROBLEMS = {
     r"failed to find latest transactional object": NO_DATABASE,
     r"builder error": "the endpoint can't be used; it must be a URL like http://127.0.0.1:9000",
 }
+# A manifest that can't be decoded, or a WAL file that SlateDB stumbles over.
+_DAMAGE = re.compile(r"transactional object .*CallbackError\(|wal_replay task panicked", re.DOTALL)
 # What may pass, and is hidden deep inside of what the clients say.
 _TROUBLE = {
     r"ConnectionRefused|Connection refused": "nobody listens there",
@@ -82,7 +87,7 @@ def _of_slatedb(error: Exception, doing: str, key: bytes | None) -> OdqError:
     if isinstance(error, slatedb.Error.Invalid):
         return InvalidInputError(message)
     access = _access_problem(message, doing)
-    if access is None and isinstance(error, slatedb.Error.Data):
+    if access is None and (isinstance(error, slatedb.Error.Data) or _DAMAGE.search(message)):
         return CorruptStoreError(message, key=key)
     return access or StoreUnavailableError(message)
 

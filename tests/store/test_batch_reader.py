@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import os
 import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -87,3 +92,79 @@ async def test_another_binding_is_read_in_its_own_way(
 
     assert reader is batch_reader._public_reader
     assert "the API checksum of next_batch is" in caplog.text
+
+
+# --- scans that get no answer --------------------------------------------------------------------
+
+MORE_THAN_THERE_ARE_THREADS = 70
+HANG_S = 60
+
+
+@contextlib.asynccontextmanager
+async def stuck_database(folder: Path) -> AsyncIterator[Database]:
+    """One whose rows are in a file that was cut off, which SlateDB tries to read for ever."""
+    objects = Objects.open(f"file://{folder}", StoreSettings())
+    first = await Database.open(objects, "stuck")
+    rows = Rows()
+    rows.put_many([(b"k%05d" % number, os.urandom(500)) for number in range(1_000)])
+    await first.commit(rows)
+    await first.close()
+    (file,) = (folder / "stuck" / "compacted").iterdir()
+    os.truncate(file, file.stat().st_size // 2)
+    database = await Database.open(objects, "stuck")
+    yield database
+    await database.close()
+
+
+async def healthy_database() -> Database:
+    database = await Database.open(Objects.open("memory:///", StoreSettings()), "healthy")
+    await commit_one(database)
+    return database
+
+
+async def commit_one(database: Database) -> None:
+    rows = Rows()
+    rows.put(b"k", b"v")
+    await database.commit(rows)
+
+
+def begin_scans(database: Database) -> list[asyncio.Task[list[list[Row]]]]:
+    return [asyncio.create_task(scanned(database, 100)) for _ in range(MORE_THAN_THERE_ARE_THREADS)]
+
+
+async def end(tasks: list[asyncio.Task[list[list[Row]]]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks)
+
+
+async def test_commits_do_not_wait_for_scans_that_get_no_answer(tmp_path: Path) -> None:
+    async with stuck_database(tmp_path) as stuck:
+        healthy = await healthy_database()
+        scans = begin_scans(stuck)
+        await asyncio.sleep(0)
+
+        async with asyncio.timeout(HANG_S):
+            await commit_one(stuck)
+            await commit_one(healthy)
+
+        await end(scans)
+        await healthy.close()
+
+
+async def test_scans_that_were_given_up_leave_their_threads_to_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stuck_database(tmp_path) as stuck:
+        healthy = await healthy_database()
+        for _ in range(2):
+            scans = begin_scans(stuck)
+            await asyncio.sleep(0)
+            await end(scans)
+
+        async with asyncio.timeout(HANG_S):
+            assert await scanned(healthy, 10) == [[(b"k", b"v")]]
+
+        await healthy.close()
+    assert caplog.messages == []

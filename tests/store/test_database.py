@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from opendata_queue import (
     StoreUnavailableError,
 )
 from opendata_queue.store import Database, DatabaseReader, Objects, Rows
+from opendata_queue.store import database as database_module
 from opendata_queue.store.batch_writer import write_rows
 from opendata_queue.store.durable_files import TreeSync
 from opendata_queue.store.translation import translated
@@ -199,6 +202,22 @@ async def test_garbage_that_can_not_be_collected_is_tried_again(
     assert "a disk that hiccups" in caplog.text
 
 
+async def test_a_disk_without_room_for_a_commit_is_named(tmp_path: Path) -> None:
+    database = await Database.open(Objects.open(f"file://{tmp_path}", SETTINGS), "db")
+    database._outage_timeout_ms = 100  # SlateDB would try for ever
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(StoreUnavailableError, match=r"no answer .*; could not write .*large"):
+            await database.commit(rows_of((b"a", bytes(2_000_000))))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    database._outage_timeout_ms = SETTINGS.outage_timeout_ms
+    await database.close()
+
+
 async def test_rows_that_are_not_durable_are_not_shown(root: str) -> None:
     database = await Database.open(Objects.open(root, SETTINGS), "db")
     await write_rows(database._db, rows_of((b"a", b"1")))
@@ -263,6 +282,101 @@ async def test_a_damaged_manifest_is_reported_not_guessed(tmp_path: Path) -> Non
 
     with pytest.raises(CorruptStoreError, match=r"could not open file:///.*/db"):
         await Database.open(objects, "db")
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    third = len(content) // 3
+    content[third : third + 50] = bytes(0xFF ^ byte for byte in content[third : third + 50])
+    path.write_bytes(content)
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+async def write_file(objects: Objects, folder: Path) -> Path:
+    """The one SST of a database that was closed."""
+    database = await Database.open(objects, "db")
+    await database.commit(
+        rows_of(*((b"%04d" % number, os.urandom(500)) for number in range(1_000)))
+    )
+    await database.close()
+    (file,) = (folder / "db" / "compacted").iterdir()
+    return file
+
+
+@pytest.mark.parametrize("harm", [damage, halve])
+async def test_a_newest_manifest_that_is_damaged_is_corrupt(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    objects = Objects.open(f"file://{tmp_path}", SETTINGS)
+    await write_file(objects, tmp_path)
+    harm(max((tmp_path / "db" / "manifest").iterdir()))
+
+    with pytest.raises(CorruptStoreError, match=r"could not open file:///.*/db"):
+        await Database.open(objects, "db")
+    with pytest.raises(CorruptStoreError, match=r"could not read file:///.*/db"):
+        await DatabaseReader.open(objects, "db")
+
+
+@pytest.mark.parametrize("harm", [empty, halve])
+async def test_a_file_that_is_cut_off_is_corrupt_and_named(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    objects = Objects.open(f"file://{tmp_path}", SETTINGS)
+    file = await write_file(objects, tmp_path)
+    harm(file)
+    database = await Database.open(objects, "db")
+    reader = await DatabaseReader.open(objects, "db")
+
+    for reads in (database, reader):
+        reads._outage_timeout_ms = 50  # SlateDB would ask for ever
+        with pytest.raises(CorruptStoreError, match=rf"{file} is cut off \(key 30303037\)"):
+            await reads.get(b"0007")
+        with pytest.raises(CorruptStoreError, match=f"{file} is cut off"):
+            await anext(aiter(reads.scan(b"0", b"9", limit=10)))
+        with pytest.raises(CorruptStoreError, match=f"{file} is cut off"):
+            await anext(aiter(reads.scan(b"0", b"9")))
+        reads._outage_timeout_ms = SETTINGS.outage_timeout_ms
+    await reader.close()
+    await database.close()
+
+
+async def test_where_a_file_is_cut_off_nobody_waits_long_a_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = Objects.open(f"file://{tmp_path}", SETTINGS)
+    halve(await write_file(objects, tmp_path))
+    database = await Database.open(objects, "db")
+    database._outage_timeout_ms = 50
+    with pytest.raises(CorruptStoreError):
+        await database.get(b"0007")
+    database._outage_timeout_ms = SETTINGS.outage_timeout_ms
+    monkeypatch.setattr(database_module, "_DAMAGED_TIMEOUT_MS", 60)
+
+    with pytest.raises(CorruptStoreError) as caught:
+        await database.get(b"0008")
+
+    assert "no answer within 60 ms" in str(caught.value.__cause__)
+    await database.close()
+
+
+async def test_files_that_are_whole_are_not_blamed_for_a_slow_store(tmp_path: Path) -> None:
+    objects = Objects.open(f"file://{tmp_path}", SETTINGS)
+    await write_file(objects, tmp_path)
+    database = await Database.open(objects, "db")
+    database._outage_timeout_ms = 0
+
+    with pytest.raises(StoreUnavailableError, match="no answer within 0 ms"):
+        await database.get(b"0007")
+
+    database._outage_timeout_ms = SETTINGS.outage_timeout_ms
+    await database.close()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from opendata_queue import StoreAccessError
@@ -49,6 +51,11 @@ def test_something_that_is_no_text_is_refused() -> None:
         Location.parse(5)  # type: ignore[arg-type]
 
 
+def test_a_path_is_refused_and_its_url_is_named() -> None:
+    with pytest.raises(StoreAccessError, match="if you mean the folder, that is file:///tmp/a%20b"):
+        Location.parse(Path("/tmp/a b"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
@@ -61,6 +68,8 @@ def test_something_that_is_no_text_is_refused() -> None:
         ("file://data/x", r"has a host, 'data'; did you mean file:///data"),
         ("file:///", "is the whole file system"),
         ("file:///a/../b", "'..' segment"),
+        ("s3://a b/x", "has ' ' in the name of its bucket"),
+        ("s3://bucket@host:99/x", "has '@' in the name of its bucket"),
         ("s3://bucket/a//b", "empty, '.' or '..' segment"),
         ("s3://bucket/a?x=1", "has a query"),
         ("s3://bucket/a#x", "has a query or a fragment"),

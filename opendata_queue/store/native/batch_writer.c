@@ -9,7 +9,7 @@
  *
  * A plain shared library without Python headers: ctypes loads it and releases the GIL for the
  * length of each call. It links against nothing of SlateDB; the caller hands over the addresses.
- * Its only state is the pool of threads. Any number of threads may call it at once.
+ * Its only state are the pools of threads. Any number of threads may call it at once.
  *
  * The rows' layout is stated in rows.py, the meaning of the symbols in batch_writer.py. Whatever is
  * changed here in a signature, a structure or a number must raise ODQ_ABI in both files.
@@ -31,14 +31,14 @@
 #define fdatasync fsync
 #endif
 
-#define ODQ_ABI 3
+#define ODQ_ABI 4
 #define EXPORT __attribute__((visibility("default")))
 
 /* uniffi 0.31, contract version 30 */
 typedef struct { uint64_t capacity, len; uint8_t *data; } RustBuffer;
 typedef struct { int8_t code; RustBuffer error_buf; } RustCallStatus;
 typedef void (*Continuation)(uint64_t data, int8_t poll_code);
-enum { CALL_SUCCESS = 0, POLL_READY = 0 };
+enum { CALL_SUCCESS = 0, CALL_CANCELLED = 3, POLL_READY = 0 };
 
 typedef struct {
     RustBuffer (*rustbuffer_alloc)(uint64_t size, RustCallStatus *);
@@ -71,11 +71,13 @@ typedef struct {
     void (*poll_rust_buffer)(uint64_t future, Continuation, uint64_t data);
     RustBuffer (*complete_rust_buffer)(uint64_t future, RustCallStatus *);
     void (*free_rust_buffer)(uint64_t future);
+    void (*cancel_u64)(uint64_t future);
+    void (*cancel_rust_buffer)(uint64_t future);
 } Symbols;
 
 /* Return codes of the exported functions. */
 enum { ODQ_OK = 0, ODQ_FAILED = 1, ODQ_MALFORMED = 2, ODQ_NOT_SYNCED = 3, ODQ_NO_WAL = 4,
-       ODQ_NO_MEMORY = 5, ODQ_NO_THREAD = 6 };
+       ODQ_NO_MEMORY = 5, ODQ_NO_THREAD = 6, ODQ_GIVEN_UP = 7 };
 
 /* The WAL files to sync after a flush: `folder`/`next`.sst and those after it, then the folder
  * itself, which `descriptor` is open on. `next` is moved on; durable_files.py says why that is all. */
@@ -296,60 +298,27 @@ EXPORT int32_t odq_write(const Symbols *s, uint64_t db, const uint8_t *rows, uin
     return result;
 }
 
-/* --- scans ------------------------------------------------------------------------------------ */
-
-static RustBuffer copied(const Symbols *s, const uint8_t *bytes, uint64_t size,
-                         RustCallStatus *status) {
-    RustBuffer buffer = s->rustbuffer_alloc(size, status);
-    if (status->code != CALL_SUCCESS) return buffer;
-    memcpy(buffer.data, bytes, size);
-    buffer.len = size;
-    return buffer;
-}
-
-/* The first `limit` rows of a range, as the binding's `next_batch` returns them. Range and options
- * are serialised as uniffi does it. */
-static int scan(const Symbols *s, uint64_t handle, int is_reader, const uint8_t *range,
-                uint64_t range_size, const uint8_t *options, uint64_t options_size, uint32_t limit,
-                RustBuffer *rows, RustCallStatus *status) {
-    RustCallStatus ignored = {0};
-    const RustBuffer own_range = copied(s, range, range_size, status);
-    if (status->code != CALL_SUCCESS) return ODQ_FAILED;
-    const RustBuffer own_options = copied(s, options, options_size, status);
-    if (status->code != CALL_SUCCESS) return ODQ_FAILED;
-    const uint64_t own = (is_reader ? s->clone_dbreader : s->clone_db)(handle, status);
-    if (status->code != CALL_SUCCESS) return ODQ_FAILED;
-    uint64_t future = (is_reader ? s->dbreader_scan : s->db_scan)(own, own_range, own_options);
-    drive(s->poll_u64, future);
-    const uint64_t iterator = s->complete_u64(future, status);
-    s->free_u64(future);
-    if (status->code != CALL_SUCCESS) return ODQ_FAILED;
-    const uint64_t own_iterator = s->clone_dbiterator(iterator, status);
-    if (status->code == CALL_SUCCESS) {
-        future = s->dbiterator_next_batch(own_iterator, limit);
-        drive(s->poll_rust_buffer, future);
-        *rows = s->complete_rust_buffer(future, status);
-        s->free_rust_buffer(future);
-    }
-    s->free_dbiterator(iterator, &ignored);
-    return status->code == CALL_SUCCESS ? ODQ_OK : ODQ_FAILED;
-}
-
 /* --- jobs --------------------------------------------------------------------------------------- */
 
-enum { JOB_WRITE, JOB_SCAN, MOST_THREADS = 64 };
+enum { MOST_THREADS = 64 }; /* of each pool */
 
 typedef struct Job Job;
 
 /* Where jobs go when they are done. It lives until its owner has closed it and no job is under way.
  * The symbols are its own: the interpreter, which made them, may end before the last job. */
 typedef struct { Symbols symbols; pthread_mutex_t mutex; int descriptor, closed;
-                 uint64_t under_way; Job *first, *last; } Mailbox;
+                 uint64_t under_way; Job *first, *last, *scans; } Mailbox;
 
 struct Job {
     Job *next;
+    Job *next_scan; /* of those of the mailbox that are under way */
     Mailbox *mailbox;
-    int kind, is_reader, then_flush, has_wal;
+    int is_scan, is_reader, then_flush, has_wal;
+    /* Of a scan, with the mailbox's mutex: the future that a thread is driving, if there is one, and
+     * what ends it early. */
+    int given_up;
+    uint64_t future;
+    void (*cancel)(uint64_t future);
     uint32_t limit;
     uint64_t handle, range_size, size;
     WalSync wal;
@@ -357,8 +326,11 @@ struct Job {
     uint8_t bytes[]; /* rows, or range and options; then the WAL's folder */
 };
 
-static struct { pthread_mutex_t mutex; pthread_cond_t work; Job *first, *last; int idle, threads; }
-    pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0};
+/* Writes have threads of their own: they never wait behind reads that get no answer. */
+typedef struct { pthread_mutex_t mutex; pthread_cond_t work; Job *first, *last; int idle, threads; }
+    Pool;
+static Pool write_pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0};
+static Pool scan_pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0};
 
 static void append(Job **first, Job **last, Job *job) {
     job->next = NULL;
@@ -371,6 +343,20 @@ static Job *take(Job **first, Job **last) {
     if (job) *first = job->next;
     if (!*first) *last = NULL;
     return job;
+}
+
+/* With the mutex of the mailbox. SlateDB asks for ever, so a scan that nobody waits for any more has
+ * to be ended, or its thread would never come back. */
+static void give_up(Job *scan) {
+    scan->given_up = 1;
+    if (scan->cancel) scan->cancel(scan->future);
+}
+
+/* With the mutex of the mailbox. */
+static void forget_scan(Job *scan) {
+    Job **link = &scan->mailbox->scans;
+    while (*link != scan) link = &(*link)->next_scan;
+    *link = scan->next_scan;
 }
 
 static void free_job(Job *job) {
@@ -404,6 +390,7 @@ static void discard(Job *job) {
 static void deliver(Job *job) {
     Mailbox *mailbox = job->mailbox;
     pthread_mutex_lock(&mailbox->mutex);
+    if (job->is_scan) forget_scan(job);
     const int closed = mailbox->closed;
     if (!closed) {
         const int was_empty = !mailbox->first;
@@ -416,13 +403,69 @@ static void deliver(Job *job) {
     leave(mailbox);
 }
 
+static RustBuffer copied(const Symbols *s, const uint8_t *bytes, uint64_t size,
+                         RustCallStatus *status) {
+    RustBuffer buffer = s->rustbuffer_alloc(size, status);
+    if (status->code != CALL_SUCCESS) return buffer;
+    memcpy(buffer.data, bytes, size);
+    buffer.len = size;
+    return buffer;
+}
+
+static void set_driven(Job *job, uint64_t future, void (*cancel)(uint64_t)) {
+    pthread_mutex_lock(&job->mailbox->mutex);
+    job->future = future;
+    job->cancel = cancel;
+    if (job->given_up && cancel) cancel(future);
+    pthread_mutex_unlock(&job->mailbox->mutex);
+}
+
+/* `drive` for a job that may be given up meanwhile: then the future is ready at once, and completes
+ * with CALL_CANCELLED. */
+static void drive_scan(Job *job, void (*poll)(uint64_t, Continuation, uint64_t),
+                       void (*cancel)(uint64_t), uint64_t future) {
+    set_driven(job, future, cancel);
+    drive(poll, future);
+    set_driven(job, 0, NULL);
+}
+
+static int scan_result(const RustCallStatus *status) {
+    if (status->code == CALL_CANCELLED) return ODQ_GIVEN_UP;
+    return status->code == CALL_SUCCESS ? ODQ_OK : ODQ_FAILED;
+}
+
+/* The first `limit` rows of a range, as the binding's `next_batch` returns them. Range and options
+ * are serialised as uniffi does it. */
+static int scan(const Symbols *s, Job *job, RustBuffer *rows, RustCallStatus *status) {
+    RustCallStatus ignored = {0};
+    const RustBuffer range = copied(s, job->bytes, job->range_size, status);
+    if (status->code != CALL_SUCCESS) return ODQ_FAILED;
+    const RustBuffer options = copied(s, job->bytes + job->range_size,
+                                      job->size - job->range_size, status);
+    if (status->code != CALL_SUCCESS) return ODQ_FAILED;
+    const uint64_t own = (job->is_reader ? s->clone_dbreader : s->clone_db)(job->handle, status);
+    if (status->code != CALL_SUCCESS) return ODQ_FAILED;
+    uint64_t future = (job->is_reader ? s->dbreader_scan : s->db_scan)(own, range, options);
+    drive_scan(job, s->poll_u64, s->cancel_u64, future);
+    const uint64_t iterator = s->complete_u64(future, status);
+    s->free_u64(future);
+    if (status->code != CALL_SUCCESS) return scan_result(status);
+    const uint64_t own_iterator = s->clone_dbiterator(iterator, status);
+    if (status->code == CALL_SUCCESS) {
+        future = s->dbiterator_next_batch(own_iterator, job->limit);
+        drive_scan(job, s->poll_rust_buffer, s->cancel_rust_buffer, future);
+        *rows = s->complete_rust_buffer(future, status);
+        s->free_rust_buffer(future);
+    }
+    s->free_dbiterator(iterator, &ignored);
+    return scan_result(status);
+}
+
 static void run(Job *job) {
     const Symbols *s = &job->mailbox->symbols;
     Outcome *out = &job->outcome;
-    if (job->kind == JOB_SCAN) {
-        out->result = scan(s, job->handle, job->is_reader, job->bytes, job->range_size,
-                           job->bytes + job->range_size, job->size - job->range_size, job->limit,
-                           &out->rows, &out->status);
+    if (job->is_scan) {
+        out->result = scan(s, job, &out->rows, &out->status);
     } else {
         WalSync *wal = job->has_wal ? &job->wal : NULL;
         out->result = odq_write(s, job->handle, job->bytes, job->size, job->then_flush, wal,
@@ -432,26 +475,27 @@ static void run(Job *job) {
     }
 }
 
-static void *work(void *unused) {
-    pthread_mutex_lock(&pool.mutex);
+static void *work(void *of_pool) {
+    Pool *pool = of_pool;
+    pthread_mutex_lock(&pool->mutex);
     for (;;) {
         Job *job;
-        while (!(job = take(&pool.first, &pool.last))) {
-            pool.idle++;
-            pthread_cond_wait(&pool.work, &pool.mutex);
-            pool.idle--;
+        while (!(job = take(&pool->first, &pool->last))) {
+            pool->idle++;
+            pthread_cond_wait(&pool->work, &pool->mutex);
+            pool->idle--;
         }
-        pthread_mutex_unlock(&pool.mutex);
+        pthread_mutex_unlock(&pool->mutex);
         run(job);
         deliver(job);
-        pthread_mutex_lock(&pool.mutex);
+        pthread_mutex_lock(&pool->mutex);
     }
-    return unused;
+    return NULL;
 }
 
 /* With the mutex of the pool. Threads are never joined: what does not answer must not keep the
  * process from ending. */
-static int start_thread(void) {
+static int start_thread(Pool *pool) {
     pthread_t thread;
     pthread_attr_t attributes;
     sigset_t all, before;
@@ -460,29 +504,37 @@ static int start_thread(void) {
     /* Signals are for Python's threads: taken here, one would not wake whom it is meant for. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int failed = pthread_create(&thread, &attributes, work, NULL);
+    const int failed = pthread_create(&thread, &attributes, work, pool);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
-    if (!failed) pool.threads++;
+    if (!failed) pool->threads++;
     return !failed;
 }
 
 static int submit(Job *job) {
     Mailbox *mailbox = job->mailbox;
+    Pool *pool = job->is_scan ? &scan_pool : &write_pool;
     pthread_mutex_lock(&mailbox->mutex);
     mailbox->under_way++;
-    pthread_mutex_unlock(&mailbox->mutex);
-    pthread_mutex_lock(&pool.mutex);
-    int waiting = 0;
-    for (Job *one = pool.first; one; one = one->next) waiting++;
-    int can_run = pool.idle > waiting || pool.threads >= MOST_THREADS || start_thread();
-    can_run = can_run || pool.threads; /* then it has to wait for one that is busy */
-    if (can_run) {
-        append(&pool.first, &pool.last, job);
-        pthread_cond_signal(&pool.work);
+    if (job->is_scan) {
+        job->next_scan = mailbox->scans;
+        mailbox->scans = job;
     }
-    pthread_mutex_unlock(&pool.mutex);
+    pthread_mutex_unlock(&mailbox->mutex);
+    pthread_mutex_lock(&pool->mutex);
+    int waiting = 0;
+    for (Job *one = pool->first; one; one = one->next) waiting++;
+    int can_run = pool->idle > waiting || pool->threads >= MOST_THREADS || start_thread(pool);
+    can_run = can_run || pool->threads; /* then it has to wait for one that is busy */
+    if (can_run) {
+        append(&pool->first, &pool->last, job);
+        pthread_cond_signal(&pool->work);
+    }
+    pthread_mutex_unlock(&pool->mutex);
     if (can_run) return ODQ_OK;
+    pthread_mutex_lock(&mailbox->mutex);
+    if (job->is_scan) forget_scan(job);
+    pthread_mutex_unlock(&mailbox->mutex);
     free_job(job);
     leave(mailbox);
     return ODQ_NO_THREAD;
@@ -513,12 +565,13 @@ EXPORT Mailbox *odq_mailbox_new(const Symbols *s, int32_t descriptor) {
     return mailbox;
 }
 
-/* Nothing may be asked of the mailbox after this. Jobs that are under way go on to their end. */
+/* Nothing may be asked of the mailbox after this. Writes that are under way go on to their end. */
 EXPORT void odq_mailbox_close(Mailbox *mailbox) {
     Job *job;
     pthread_mutex_lock(&mailbox->mutex);
     mailbox->closed = 1;
     mailbox->under_way++; /* us, until its jobs are discarded */
+    for (Job *scan = mailbox->scans; scan; scan = scan->next_scan) give_up(scan);
     Job *first = mailbox->first;
     mailbox->first = mailbox->last = NULL;
     pthread_mutex_unlock(&mailbox->mutex);
@@ -547,7 +600,6 @@ EXPORT int32_t odq_submit_write(Mailbox *mailbox, uint64_t number, uint64_t db, 
     const size_t folder_size = wal ? strlen(wal->folder) + 1 : 0;
     Job *job = new_job(mailbox, number, db, 0, size + folder_size, status);
     if (!job) return status->code == CALL_SUCCESS ? ODQ_NO_MEMORY : ODQ_FAILED;
-    job->kind = JOB_WRITE;
     job->size = size;
     job->then_flush = then_flush;
     if (size) memcpy(job->bytes, rows, size);
@@ -566,10 +618,19 @@ EXPORT int32_t odq_submit_scan(Mailbox *mailbox, uint64_t number, uint64_t handl
                                uint32_t limit, RustCallStatus *status) {
     Job *job = new_job(mailbox, number, handle, is_reader, size, status);
     if (!job) return status->code == CALL_SUCCESS ? ODQ_NO_MEMORY : ODQ_FAILED;
-    job->kind = JOB_SCAN;
+    job->is_scan = 1;
     job->range_size = range_size;
     job->size = size;
     job->limit = limit;
     memcpy(job->bytes, bytes, size);
     return submit(job);
+}
+
+/* Nobody waits for the scan of that number any more. Its outcome is ODQ_GIVEN_UP, unless it was done
+ * before. */
+EXPORT void odq_give_up_scan(Mailbox *mailbox, uint64_t number) {
+    pthread_mutex_lock(&mailbox->mutex);
+    for (Job *scan = mailbox->scans; scan; scan = scan->next_scan)
+        if (scan->outcome.number == number) give_up(scan);
+    pthread_mutex_unlock(&mailbox->mutex);
 }
