@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import strategies as st
@@ -15,6 +15,9 @@ from hypothesis.stateful import rule
 from opendata_queue import ClaimedMessage, InvalidInputError, MessageExpiredError, NewMessage
 from tests.queues.queue_model import FILTERS, LEASE_MS, InFlight, QueueModel, batches, outcomes
 from tests.queues.queues_machine import QueuesMachine, consumers, counts, picks, queue_numbers
+
+GUARD_SECONDS: Final = 20
+"""Nobody waits this long, unless it is for ever."""
 
 
 class ConsumerRules(QueuesMachine):
@@ -172,6 +175,7 @@ class ConsumerRules(QueuesMachine):
         picks=picks,
         delay=st.sampled_from([None, 0]),
         slowness=st.integers(0, 5),
+        in_line=st.booleans(),
     )
     def everything_at_once(
         self,
@@ -182,8 +186,13 @@ class ConsumerRules(QueuesMachine):
         picks: list[int],
         delay: int | None,
         slowness: int,
+        in_line: bool,
     ) -> None:
-        """Who comes first is not said, but every call takes effect once."""
+        """Who comes first is not said, but every call takes effect once.
+
+        Perhaps those who claim are in line for it before: then nobody is left there while there is
+        something for them.
+        """
         queue = self.queue(number)
         held = sorted(queue.held.values(), key=lambda one: one.was)
         acked, nacked, released = (
@@ -205,7 +214,8 @@ class ConsumerRules(QueuesMachine):
             ids.extend(await system.publish_many(batch))
 
         async def claim(count: int) -> None:
-            claimed.extend(await system.claim(name, count, consumer="bob"))
+            wait_ms = LEASE_MS if in_line else 0
+            claimed.extend(await system.claim(name, count, consumer="bob", wait_ms=wait_ms))
 
         async def finish(call: Coroutine[Any, Any, Sequence[object]]) -> None:
             results.append(await call)
@@ -216,9 +226,11 @@ class ConsumerRules(QueuesMachine):
 
         async def all_at_once() -> None:
             await self.caught_up()
+            claims = [asyncio.ensure_future(claim(count)) for count in some]
+            if in_line:
+                await self.served(queue, claims)
             await asyncio.gather(
                 publish(),
-                *(claim(count) for count in some),
                 *(finish(system.ack(name, one.receipt)) for one in acked),
                 *(finish(system.release(name, one.receipt)) for one in released),
                 *(
@@ -228,6 +240,10 @@ class ConsumerRules(QueuesMachine):
                 replay(),
             )
             await self.caught_up()
+            await self.served(queue, claims)
+            for one in claims:
+                one.cancel()
+            await asyncio.gather(*claims, return_exceptions=True)
 
         self.slowness = slowness
         self.run(all_at_once())
@@ -247,6 +263,17 @@ class ConsumerRules(QueuesMachine):
             self.check_claimed(queue, message, LEASE_MS)
             self.note_claim(queue, message, "bob")
         assert len(queue.held) <= most_held
+
+    async def served(self, queue: QueueModel, claims: Sequence[asyncio.Future[None]]) -> None:
+        """Wait until those who claim have something, or are in line and there is nothing."""
+        stored = self.system._queues.queue(queue.name)
+        async with asyncio.timeout(GUARD_SECONDS):
+            while True:
+                left = sum(not one.done() for one in claims)
+                waiting = len(stored._waiters) + len(stored._waiting_again)
+                if left == waiting and not (left and stored.state.promised):
+                    return
+                await asyncio.sleep(0)
 
     # --- failed messages --------------------------------------------------------------------------
 
