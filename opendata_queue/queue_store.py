@@ -296,11 +296,13 @@ class QueueStore:
         cursors: Callable[[], Mapping[int, int]],
         *,
         replay_from_ms: int | None = None,
+        replayed: Callable[[], Mapping[int, int]] | None = None,
     ) -> None:
         """Make a queue; it gets the messages that are routed from now on.
 
         ``cursors`` says up to where the log of each live shard is routed. With ``replay_from_ms``,
-        it also gets those before that were received since then.
+        it also gets those before that were received since then, of all shards unless ``replayed``
+        says of which.
         """
         check_name(name)
         async with self._administering:
@@ -315,14 +317,16 @@ class QueueStore:
             for shard, next_sequence in routed.items():
                 self.put_cursor(shard, next_sequence)
             if replay_from_ms is not None:
-                self._begin_replay(queue, routed, replay_from_ms)
+                # Bulk shards that were registered before are in the past of the queue, all of them.
+                past = {**routed, ALL_BULK_SHARDS: self.bulk.next_number}
+                ends = past if replayed is None else replayed()
+                self._begin_replay(queue, ends, replay_from_ms)
             done = self.committer.commit()
         # Others may follow meanwhile: queues that are made together share commits.
         await self.committer.wait(done)
 
-    def _begin_replay(self, queue: StoredQueue, routed: Mapping[int, int], from_ms: int) -> None:
-        # Bulk shards that were registered before are in the past of the queue, all of them.
-        for shard, end in (*routed.items(), (ALL_BULK_SHARDS, self.bulk.next_number)):
+    def _begin_replay(self, queue: StoredQueue, ends: Mapping[int, int], from_ms: int) -> None:
+        for shard, end in ends.items():
             queue.put_replay(shard, Replay(next_sequence=0, end_sequence=end, from_time=from_ms))
         if queue.replays and self.on_replay is not None:
             self.on_replay(queue)

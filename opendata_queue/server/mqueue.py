@@ -4,9 +4,9 @@ A namespace and a topic are the queue ``namespace/topic``, made on first use, of
 headers ``namespace`` and ``topic`` say so. Messages are acked by their id alone: that is taken to
 mean the latest claim of it.
 
-Where the roles are apart, a process that publishes can make no queues. The one that serves them
-makes it when a topic is first asked for, from the beginning of the log: so nothing is missed that
-was enqueued before.
+A process that only publishes can make no queues. The one that serves them makes it when a topic
+is first asked for, from the beginning of the logs of such processes: so nothing is missed that was
+enqueued before. Its own log it need not go through: whoever enqueues there makes the queue first.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.routing import Route
 
+from opendata_queue.engine import Engine
 from opendata_queue.errors import QueueExistsError, QueueNotFoundError
 from opendata_queue.filters import (
     MAX_PRIORITY,
@@ -34,7 +35,6 @@ from opendata_queue.filters import (
     Text,
 )
 from opendata_queue.ingest import Ingest
-from opendata_queue.interface import Start
 from opendata_queue.messages import NewMessage
 from opendata_queue.queue_options import check_name
 from opendata_queue.queue_state import Claim
@@ -183,9 +183,12 @@ class TopicQueues:
         if len(await self._system.list_queues()) >= self._broker.settings.max_topic_queues:
             raise _conflict(f"there are too many queues to make {queue}")
         filter = Filter((Rule(And((_is(NAMESPACE_HEADER, namespace), _is(TOPIC_HEADER, topic)))),))
-        start: Start = "beginning" if self._broker.settings.role is Role.QUEUES else "now"
         try:
-            await self._system.create_queue(queue, filter=filter.text, start=start)
+            if self._broker.settings.role is Role.QUEUES:
+                await self._system.create_queue(queue, filter=filter.text, start="beginning")
+            else:
+                assert isinstance(self._system, Engine)
+                await self._system.create_queue_after_others(queue, filter=filter.text)
         except QueueExistsError:  # somebody else was first
             await self._system.get_queue(queue)
 

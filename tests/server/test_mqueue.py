@@ -89,6 +89,25 @@ async def test_what_one_process_enqueues_another_one_that_serves_queues_hands_ou
     assert refused.status_code == 421
 
 
+async def test_what_an_ingest_process_enqueues_a_broker_of_all_roles_beside_it_hands_out(
+    tmp_path: Path,
+) -> None:
+    root = f"file://{tmp_path}/root"
+    async with (
+        await Engine.open(root) as engine,
+        await Ingest.open(root) as publisher,
+        served(engine) as broker,
+        served(publisher, role="ingest") as ingest,
+    ):
+        await engine.publish(b"before", headers=REFUND)  # by nobody who enqueues
+        ids = await enqueue(ingest, item(b"before anybody asked"))
+        items: list[dict[str, Any]] = []
+        while not items:
+            items = await dequeue(broker)
+
+    assert [one["id"] for one in items] == ids
+
+
 async def test_an_item_for_later_is_delivered_then(
     client: httpx.AsyncClient, clock: ManualClock
 ) -> None:
