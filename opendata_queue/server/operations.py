@@ -115,11 +115,9 @@ class Operations:
         return _shown(caller, info)
 
     async def update_queue(self, caller: Caller, asked: wire.UpdateQueue, work: Work) -> QueueInfo:
-        await self._enter(caller, asked.queue)
+        info = await self._enter(caller, asked.queue)
         filter = None if asked.filter is None else caller.confined(asked.queue, asked.filter)
-        for name in ("name", "filter"):  # would be taken for arguments
-            if name in asked.options:
-                raise invalid(f"{name} is no option of a queue")
+        info.options.with_changes(asked.options)  # what is no option would be taken for an argument
         info = await self._system.update_queue(asked.queue, filter=filter, **asked.options)
         return _shown(caller, info)
 
