@@ -22,6 +22,7 @@ from opendata_queue.server.limits import Disconnected, RateLimits, read_body
 from opendata_queue.server.logs import ACCESS_LOGGER
 from opendata_queue.server.metrics import Metrics
 from opendata_queue.server.operations import ServedSystem, Work
+from opendata_queue.server.pages import PageCheck
 from opendata_queue.server.refusals import Refusal, come_back, invalid, refusal_of
 from opendata_queue.server.settings import ServerSettings
 from opendata_queue.server.trace import trace_of
@@ -44,6 +45,7 @@ class Broker:
         self.settings = settings
         self.clock = clock
         self.gate = Gate(settings, clock)
+        self.pages = PageCheck(settings)
         self.rates = RateLimits(settings, clock)
         self.metrics = Metrics(settings.max_metric_queues, system.figures)
         self.draining = asyncio.Event()
@@ -161,6 +163,7 @@ class Endpoint:
             refusal = come_back(503, "the broker is shutting down", _RETRY_AFTER_MS)
             refusal.headers["Connection"] = "close"
             raise refusal
+        broker.pages.check(headers)
         caller = (
             everybody() if self._open_to_all else broker.gate.caller(headers.get(b"authorization"))
         )

@@ -294,7 +294,9 @@ def routes(broker: Broker) -> Iterator[Route]:
         ("/ack", "POST", queues.ack),
         ("/nack", "POST", queues.nack),
     ):
-        yield Route(path, Endpoint(broker, path, handler), methods=[method])
+        route = Route(path, Endpoint(broker, path, handler), methods=[method])
+        route.methods = {method}  # and not HEAD: whoever only looks must not claim anything
+        yield route
 
 
 # --- OpenAPI --------------------------------------------------------------------------------------

@@ -38,11 +38,11 @@ def connect(broker: BrokerProcess) -> socket.socket:
 
 
 def request(path: str, body: bytes, *headers: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: broker", "Content-Type: application/json", *headers]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-HEALTHZ_REQUEST = b"GET /healthz HTTP/1.1\r\nHost: broker\r\n\r\n"
+HEALTHZ_REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PUBLISH_REQUEST = request("/v1/publish", b'{"messages": [{"payload": ""}]}', "Content-Length: 31")
 
 

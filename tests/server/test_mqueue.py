@@ -210,6 +210,81 @@ async def test_a_query_that_makes_no_sense_is_refused(
     assert (await client.get("/dequeue", params={**REFUND, **query})).status_code == 400
 
 
+async def test_whoever_asks_for_the_head_of_an_answer_claims_nothing(
+    client: httpx.AsyncClient,
+) -> None:
+    await enqueue(client, item(b"x"))
+
+    answer = await client.head("/dequeue", params=REFUND)
+
+    assert answer.status_code == 405
+    assert payloads(await dequeue(client)) == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://example.org"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:3000"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Host": "example.org"},
+        {"Host": "example.org:8080", "Origin": "http://example.org:8080"},
+        {"Host": "127.0.0.1.example.org"},
+        {"Host": "[nonsense"},
+    ],
+)
+async def test_a_web_page_of_others_can_not_claim_from_a_broker_without_tokens(
+    client: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    await enqueue(client, item(b"x"))
+
+    answer = await client.get("/dequeue", params=REFUND, headers=headers)
+
+    assert answer.status_code == 403
+    assert "without tokens" in answer.json()["message"]
+    assert payloads(await dequeue(client)) == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://127.0.0.1", "Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+        {"Host": "localhost:8080", "Origin": "http://localhost:8080"},
+        {"Host": "[::1]:8080"},
+        {"Host": "Queues.example.org:8080"},
+    ],
+)
+async def test_a_broker_without_tokens_answers_its_own_page_and_by_its_own_names(
+    serving: Serving, headers: dict[str, str]
+) -> None:
+    async with serving(advertise="http://queues.example.org") as client:
+        answer = await client.get("/dequeue", params=REFUND, headers=headers)
+
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_a_broker_for_a_network_that_is_trusted_may_have_any_name(
+    serving: Serving, host: str
+) -> None:
+    async with serving(host=host, insecure=True) as client:
+        named = await client.get("/dequeue", params=REFUND, headers={"Host": "queues:8080"})
+        foreign = await client.get("/dequeue", params=REFUND, headers={"Origin": "http://x"})
+
+    assert (named.status_code, foreign.status_code) == (200, 403)
+
+
+async def test_with_tokens_it_does_not_matter_which_page_asks(
+    guarded: httpx.AsyncClient, token: Callable[..., dict[str, str]]
+) -> None:
+    headers = {**token("payments"), "Host": "queues", "Origin": "https://example.org"}
+
+    assert (await guarded.get("/dequeue", params=REFUND, headers=headers)).status_code == 200
+
+
 async def test_so_many_queues_are_made_and_no_more(serving: Serving) -> None:
     async with serving(max_topic_queues=1) as client:
         await enqueue(client, item(b"x"))
