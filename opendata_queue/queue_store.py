@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -116,6 +117,8 @@ class QueueStore:
         self._grace_ms = lease_grace_ms
         self._chance = chance
         self._queues: dict[str, StoredQueue] = {}
+        self._counts: Counter[str] = Counter()
+        """How many queues there are by the first part of their names."""
         self._changed: dict[StoredQueue, None] = {}
         self.index: FilterIndex[str] = FilterIndex()
         self.committer = GroupCommitter(database, limits, self._prepare, self._wake_everybody)
@@ -242,6 +245,7 @@ class QueueStore:
             name, filter, options, created_at_ms, self._database, self.committer, self._mark
         )
         self._queues[name] = queue
+        self._counts[_first_part(name)] += 1
         self.index.add(name, filter)
         return queue
 
@@ -259,6 +263,10 @@ class QueueStore:
 
     def names(self) -> list[str]:
         return sorted(self._queues)
+
+    def count(self, first_part: str | None = None) -> int:
+        """How many queues there are, or how many whose names begin with that and a ``/``."""
+        return len(self._queues) if first_part is None else self._counts[first_part]
 
     def queues(self) -> list[StoredQueue]:
         return list(self._queues.values())
@@ -380,6 +388,7 @@ class QueueStore:
         await self.committer.room()
         # From here on nobody finds it, and who has found it before is refused.
         del self._queues[name]
+        self._counts -= Counter([_first_part(name)])  # and none stays that has come to nothing
         self.index.remove(name)
         queue.deleted = True
         self.sweeper.forget(queue)
@@ -852,3 +861,9 @@ def _check_claim(count: int, consumer: str, wait_ms: int) -> None:
 def _cut(text: str, most_bytes: int) -> str:
     """Text that fits, cut at a character."""
     return text.encode(errors="replace")[:most_bytes].decode(errors="ignore")
+
+
+def _first_part(name: str) -> str:
+    """What is before the first ``/``; nothing in a name without one."""
+    first, slash, _ = name.partition("/")
+    return first if slash else ""

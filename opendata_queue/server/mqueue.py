@@ -120,7 +120,9 @@ class TopicQueues:
         inquiry.caller.check_action("consume")
         namespace, topic = _required(inquiry, "namespace"), _required(inquiry, "topic")
         limit = _limit(inquiry.query.get("limit", "10"))
-        queue = await self._enter(inquiry.caller, namespace, topic)
+        queue = self._enter(inquiry.caller, namespace, topic)
+        await self._ensure(inquiry.caller, namespace, topic)
+        await self._check_confined(inquiry.caller, queue)
         claimed = await self._system.claim(queue, limit)
         claimed = await what_fits(self._system, self._broker.settings, queue, claimed)
         for message in claimed:
@@ -141,7 +143,8 @@ class TopicQueues:
         inquiry.caller.check_action("consume")
         inquiry.check_json()
         asked = _ACK.decode(inquiry.body)
-        queue = await self._enter(inquiry.caller, asked.namespace, asked.topic)
+        queue = self._enter(inquiry.caller, asked.namespace, asked.topic)
+        await self._check_confined(inquiry.caller, queue)
         receipt = await self._receipt(queue, asked.id)
         (outcome,) = await self._system.ack(queue, receipt)
         return self._settled(queue, asked.id, outcome, "acked")
@@ -150,7 +153,8 @@ class TopicQueues:
         inquiry.caller.check_action("consume")
         inquiry.check_json()
         asked = _NACK.decode(inquiry.body)
-        queue = await self._enter(inquiry.caller, asked.namespace, asked.topic)
+        queue = self._enter(inquiry.caller, asked.namespace, asked.topic)
+        await self._check_confined(inquiry.caller, queue)
         receipt = await self._receipt(queue, asked.id)
         (outcome,) = await self._system.nack(queue, receipt, error=asked.error)
         return self._settled(queue, asked.id, outcome, "nacked")
@@ -164,30 +168,34 @@ class TopicQueues:
 
     # --- queues -----------------------------------------------------------------------------------
 
-    async def _enter(self, caller: Caller, namespace: str, topic: str) -> str:
-        queue = await self._ensure(caller, namespace, topic)
+    def _enter(self, caller: Caller, namespace: str, topic: str) -> str:
+        """The name of a queue that a caller may use, within the rate."""
+        queue = _checked_queue(caller, namespace, topic)
         self._broker.rates.take(namespace)
-        caller.check_confined(queue, (await self._system.get_queue(queue)).filter)
         return queue
 
-    async def _ensure(self, caller: Caller, namespace: str, topic: str) -> str:
-        """The queue of a namespace and topic, made if it is not there."""
+    async def _check_confined(self, caller: Caller, queue: str) -> None:
+        caller.check_confined(queue, (await self._system.get_queue(queue)).filter)
+
+    async def _ensure(self, caller: Caller, namespace: str, topic: str) -> None:
+        """Make the queue of a namespace and topic if it is not there."""
         queue = _checked_queue(caller, namespace, topic)
         try:
             await self._system.get_queue(queue)
         except QueueNotFoundError:
             await self._make(caller, queue, namespace, topic)
-        return queue
 
     async def _make(self, caller: Caller, queue: str, namespace: str, topic: str) -> None:
-        if len(await self._system.list_queues()) >= self._broker.settings.max_topic_queues:
+        assert isinstance(self._system, Engine)
+        # Without tokens anybody can think up namespaces: then only all of them are a bound.
+        count = self._system.count_queues(namespace if caller.confines else None)
+        if count >= self._broker.settings.max_topic_queues:
             raise _conflict(f"there are too many queues to make {queue}")
         filter = Filter((Rule(And((_is(NAMESPACE_HEADER, namespace), _is(TOPIC_HEADER, topic)))),))
         try:
             if self._broker.settings.role is Role.QUEUES:
                 await self._system.create_queue(queue, filter=filter.text, start="beginning")
             else:
-                assert isinstance(self._system, Engine)
                 await self._system.create_queue_after_others(queue, filter=filter.text)
         except QueueExistsError:  # somebody else was first
             await self._system.get_queue(queue)

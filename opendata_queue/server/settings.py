@@ -58,7 +58,8 @@ class ServerSettings(BaseModel):
     idle_timeout_ms: Milliseconds = 75_000
     """How long a connection is kept between requests."""
     max_topic_queues: Positive = 10_000
-    """Queues beyond which ``/enqueue`` and ``/dequeue`` make no more by themselves."""
+    """Queues of a namespace beyond which ``/enqueue`` and ``/dequeue`` make no more by themselves;
+    without tokens, of all namespaces together."""
     max_metric_queues: Positive = 200
     """Queues whose depths ``/metrics`` shows, the first by name."""
 

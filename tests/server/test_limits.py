@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http.client import BadStatusLine, HTTPResponse
 
 import httpx
@@ -18,7 +18,9 @@ from opendata_queue.server.settings import ServerSettings
 from opendata_queue.testing import ManualClock
 from opendata_queue.wire import MSGPACK
 from tests.broker import PATIENCE_SECONDS, BrokerProcess
-from tests.server.conftest import Serving
+from tests.server.conftest import SECRET, Serving
+
+Token = Callable[..., dict[str, str]]
 
 PUBLISH = {"messages": [{"payload": ""}]}
 
@@ -257,6 +259,24 @@ async def test_a_namespace_over_its_rate_is_told_when_to_come_back(
     assert answers[2].json()["refused"] is True
     assert elsewhere.status_code == 200
     assert later.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("operation", "asked"),
+    [("read", {"message_ids": [1]}), ("history", {"message_id": 1}), ("list_queues", {})],
+)
+async def test_a_look_at_no_queue_in_particular_counts_as_a_request_of_its_namespace(
+    serving: Serving, token: Token, operation: str, asked: dict[str, object]
+) -> None:
+    async with serving(rate_per_second=1, rate_burst=1, jwt_key=SECRET) as client:
+
+        async def status(*namespaces: str) -> int:
+            headers = token(*namespaces)
+            return (await client.post(f"/v1/{operation}", json=asked, headers=headers)).status_code
+
+        assert [await status("a"), await status("a")] == [200, 429]
+        assert [await status("b"), await status("*"), await status("*")] == [200, 200, 429]
+        assert await status("b", "c") == 429
 
 
 def test_a_batch_larger_than_the_bucket_passes_and_is_made_up_for(clock: ManualClock) -> None:

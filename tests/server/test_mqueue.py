@@ -13,7 +13,7 @@ import pytest
 from opendata_queue import AsyncSystem, Engine
 from opendata_queue.ingest import Ingest
 from opendata_queue.testing import ManualClock
-from tests.server.conftest import Serving, served
+from tests.server.conftest import SECRET, Serving, served
 
 REFUND = {"namespace": "payments", "topic": "process-refund"}
 
@@ -292,6 +292,45 @@ async def test_so_many_queues_are_made_and_no_more(serving: Serving) -> None:
         answer = await client.get("/dequeue", params={**REFUND, "topic": "second"})
 
     assert answer.status_code == 409
+
+
+async def test_a_namespace_that_has_all_its_queues_leaves_others_theirs(
+    serving: Serving, token: Callable[..., dict[str, str]]
+) -> None:
+    async with serving(max_topic_queues=1, jwt_key=SECRET) as client:
+
+        async def status(namespace: str, topic: str) -> int:
+            query = {"namespace": namespace, "topic": topic}
+            answer = await client.get("/dequeue", params=query, headers=token(namespace))
+            return answer.status_code
+
+        assert await status("a", "first") == 200
+        assert await status("a", "second") == 409
+        assert await status("b", "first") == 200
+        gone = {"queue": "a/first"}
+        await client.post("/v1/delete_queue", json=gone, headers=token("a"))
+        assert await status("a", "second") == 200
+
+
+async def test_a_namespace_over_its_rate_makes_no_queue(
+    serving: Serving, system: AsyncSystem
+) -> None:
+    async with serving(rate_per_second=1, rate_burst=1) as client:
+        topics = [{**REFUND, "topic": topic} for topic in ("first", "second")]
+        answers = [await client.get("/dequeue", params=one) for one in topics]
+
+    assert [one.status_code for one in answers] == [200, 429]
+    assert await system.list_queues() == ["payments/first"]
+
+
+@pytest.mark.parametrize("path", ["/ack", "/nack"])
+async def test_an_item_of_a_topic_that_is_not_there_is_not_found_and_makes_no_queue(
+    client: httpx.AsyncClient, system: AsyncSystem, path: str
+) -> None:
+    answer = await client.post(path, json={"id": 1, **REFUND})
+
+    assert answer.status_code == 404
+    assert await system.list_queues() == []
 
 
 async def test_a_token_keeps_to_its_namespace(
