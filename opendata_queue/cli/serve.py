@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
@@ -141,12 +142,23 @@ def announce(what: str) -> None:
 def read_key(secret: str | None, file: Path | None) -> str | None:
     if secret is not None and file is not None:
         raise typer.BadParameter("give --jwt-secret or --jwt-key-file, not both")
+    if secret is None and file is None:
+        _check_not_empty(options.JWT_SECRET_VARIABLE)
+        _check_not_empty(options.JWT_KEY_FILE_VARIABLE)
     if file is None:
         return secret
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{file}: {error}", param_hint="--jwt-key-file") from None
+
+
+def _check_not_empty(variable: str) -> None:
+    """Refuse a variable that is set to nothing: whoever set it meant to ask for tokens."""
+    if os.environ.get(variable) == "":
+        raise typer.BadParameter(
+            f"{variable} is set, and empty: give it a value, or unset it to ask for no tokens"
+        )
 
 
 def wrong_settings(error: ValidationError) -> str:

@@ -222,3 +222,9 @@ def test_a_broker_that_can_not_listen_says_so(root: str) -> None:
 def test_a_broker_without_tokens_does_not_listen_to_others(root: str) -> None:
     with pytest.raises(AssertionError, match="without tokens"):
         BrokerProcess(root, "--host", "0.0.0.0")
+
+
+@pytest.mark.parametrize("variable", ["ODQ_JWT_SECRET", "ODQ_JWT_KEY_FILE"])
+def test_a_broker_whose_key_for_tokens_is_empty_does_not_start(root: str, variable: str) -> None:
+    with pytest.raises(AssertionError, match=f"{variable} is set, and empty"):
+        BrokerProcess(root, environment={variable: "", "COLUMNS": "160"})
