@@ -73,6 +73,20 @@ def serve(
             envvar="ODQ_BODY_TIMEOUT_MS", help="How long a client may pause within a body."
         ),
     ] = 30_000,
+    write_timeout_ms: Annotated[
+        int,
+        typer.Option(
+            envvar="ODQ_WRITE_TIMEOUT_MS",
+            help="How long a client may read nothing of an answer that waits for it.",
+        ),
+    ] = 30_000,
+    max_unsent_bytes: Annotated[
+        int,
+        typer.Option(
+            envvar="ODQ_MAX_UNSENT_BYTES",
+            help="Of answers that wait to be read, beyond which nobody is given payloads.",
+        ),
+    ] = 256 * 1024 * 1024,
     shutdown_timeout_ms: Annotated[
         int,
         typer.Option(
@@ -125,6 +139,8 @@ def serve(
             max_connections=max_connections,
             header_timeout_ms=header_timeout_ms,
             body_timeout_ms=body_timeout_ms,
+            write_timeout_ms=write_timeout_ms,
+            max_unsent_bytes=max_unsent_bytes,
             shutdown_timeout_ms=shutdown_timeout_ms,
             access_log=access_log,
         )

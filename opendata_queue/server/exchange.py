@@ -53,6 +53,8 @@ class Broker:
         self.failure: OdqError | None = None
         self.on_failure: Callable[[], None] = lambda: None
         """Called when the system can't go on: another one took over, or the store failed."""
+        self.unsent_bytes: Callable[[], int] = lambda: 0
+        """How much of their answers clients have yet to read."""
 
     def drain(self) -> None:
         self.draining.set()
@@ -111,8 +113,10 @@ class Endpoint:
         *,
         while_draining: bool = False,
         open_to_all: bool = False,
+        gives_payloads: bool = False,
     ) -> None:
         self._broker = broker
+        self._gives_payloads = gives_payloads
         self._open_to_all = open_to_all
         self._route = route
         self._handler = handler
@@ -167,6 +171,8 @@ class Endpoint:
         caller = (
             everybody() if self._open_to_all else broker.gate.caller(headers.get(b"authorization"))
         )
+        if self._gives_payloads and broker.unsent_bytes() > broker.settings.max_unsent_bytes:
+            raise come_back(503, "clients have yet to read what they were sent", _RETRY_AFTER_MS)
         body = await read_body(receive, broker.settings, headers.get(b"content-length"))
         inquiry = Inquiry(
             caller=caller,

@@ -302,7 +302,8 @@ def routes(broker: Broker) -> Iterator[Route]:
         ("/ack", "POST", queues.ack),
         ("/nack", "POST", queues.nack),
     ):
-        route = Route(path, Endpoint(broker, path, handler), methods=[method])
+        endpoint = Endpoint(broker, path, handler, gives_payloads=path == "/dequeue")
+        route = Route(path, endpoint, methods=[method])
         route.methods = {method}  # and not HEAD: whoever only looks must not claim anything
         yield route
 

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import uvicorn
 import uvloop
@@ -304,7 +304,10 @@ def _configuration(broker: Broker) -> uvicorn.Config:
     class Protocol(_PatientProtocol):
         header_timeout_seconds = settings.header_timeout_ms / 1000
         max_connections = settings.max_connections
+        write_timeout_seconds = settings.write_timeout_ms / 1000
+        slow: ClassVar[set[_PatientProtocol]] = set()
 
+    broker.unsent_bytes = Protocol.unsent_bytes
     return uvicorn.Config(
         Shortcut(make_app(broker)),
         http=Protocol,
@@ -321,14 +324,19 @@ def _configuration(broker: Broker) -> uvicorn.Config:
 
 
 class _PatientProtocol(HttpToolsProtocol):
-    """A connection whose client has only so long to say what it wants."""
+    """A connection whose client has only so long to say what it wants, and to read the answer."""
 
     header_timeout_seconds: float
     max_connections: int
+    write_timeout_seconds: float
+    slow: ClassVar[set[_PatientProtocol]]
+    """All whose clients have yet to read much of an answer."""
 
     _deadline: asyncio.TimerHandle | None = None
     """There is one as long as the head of a request is waited for."""
     _head_bytes = 0
+    _write_deadline: asyncio.TimerHandle | None = None
+    """There is one as long as an answer waits to be read."""
 
     def data_received(self, data: bytes) -> None:
         if self._head_bytes > _MAX_HEAD_BYTES:
@@ -347,7 +355,22 @@ class _PatientProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    @classmethod
+    def unsent_bytes(cls) -> int:
+        """How much clients have yet to read, but for what a system keeps for each anyway."""
+        return sum(one.transport.get_write_buffer_size() for one in cls.slow)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.slow.add(self)
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -365,6 +388,25 @@ class _PatientProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _watch_writing(self) -> None:
+        left_bytes = self.transport.get_write_buffer_size()
+        self._write_deadline = self.loop.call_later(
+            self.write_timeout_seconds, self._check_written, left_bytes
+        )
+
+    def _check_written(self, before_bytes: int) -> None:
+        if self.transport.get_write_buffer_size() < before_bytes:
+            self._watch_writing()
+            return
+        logger.warning("a client that does not read its answer is hung up on")
+        self.transport.abort()  # to close it would wait for the client, and keep the answer
+
+    def _stop_watching(self) -> None:
+        self.slow.discard(self)
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
 
 
 class _Server(uvicorn.Server):

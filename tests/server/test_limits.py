@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
 import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from http.client import BadStatusLine, HTTPResponse
+from http.client import BadStatusLine, HTTPResponse, IncompleteRead
 
 import httpx
 import pytest
@@ -190,6 +192,58 @@ def test_a_client_that_does_not_finish_its_body_is_told_so(broker: BrokerProcess
 
     with answered(broker, half) as (_, status):
         assert status == 408
+
+
+@pytest.fixture
+def large() -> dict[str, list[dict[str, str]]]:
+    """A message of which a system keeps only a part for a client that does not read."""
+    return {"messages": [{"payload": base64.b64encode(bytes(12_000_000)).decode()}]}
+
+
+def ask_for(broker: BrokerProcess, message_ids: list[str]) -> socket.socket:
+    """Ask for messages, and do not read the answer."""
+    body = json.dumps({"message_ids": message_ids}).encode()
+    connection = connect(broker)
+    connection.sendall(request("/v1/read", body, f"Content-Length: {len(body)}"))
+    return connection
+
+
+def test_a_client_that_does_not_read_its_answer_is_hung_up_on(
+    large: dict[str, list[dict[str, str]]],
+) -> None:
+    with BrokerProcess("memory:///", "--write-timeout-ms", "100") as broker:
+        published = httpx.post(f"{broker.url}/v1/publish", json=large, timeout=PATIENCE_SECONDS)
+        with ask_for(broker, published.json()["message_ids"]) as connection:
+            while not any("does not read its answer" in line for line in broker.said):
+                pass
+            response = HTTPResponse(connection)
+            response.begin()
+            with pytest.raises((IncompleteRead, ConnectionResetError)):
+                response.read()
+
+
+def test_while_too_much_waits_to_be_read_nobody_is_given_more(
+    large: dict[str, list[dict[str, str]]],
+) -> None:
+    with (
+        BrokerProcess("memory:///", "--max-unsent-bytes", "1") as broker,
+        httpx.Client(base_url=broker.url, timeout=PATIENCE_SECONDS) as client,
+    ):
+        message_ids = client.post("/v1/publish", json=large).json()["message_ids"]
+
+        def read() -> httpx.Response:
+            return client.post("/v1/read", json={"message_ids": []})
+
+        with ask_for(broker, message_ids):
+            while (refused := read()).status_code == 200:
+                pass
+            dequeued = client.get("/dequeue", params={"namespace": "n", "topic": "t"})
+            published = client.post("/v1/publish", json=PUBLISH)
+        while read().status_code == 503:
+            pass
+
+    assert (refused.status_code, refused.json()["refused"]) == (503, True)
+    assert (dequeued.status_code, published.status_code) == (503, 200)
 
 
 def test_idle_connections_beyond_the_limit_are_closed_and_others_served(
