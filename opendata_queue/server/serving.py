@@ -39,6 +39,7 @@ _MAX_HEAD_BYTES: Final = 64 * 1024
 """And what one read from the network brings beyond that."""
 
 _LOOK_MS: Final = 1_000
+_LOOK_AT_REQUESTS_SECONDS: Final = 0.1
 
 Announce = Callable[[str], None]
 T = TypeVar("T")
@@ -430,3 +431,13 @@ class _Server(uvicorn.Server):
     def stop(self) -> None:
         self._broker.drain()
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Give up the address when what was under way is done: until then, newcomers get a 503."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._broker.settings.shutdown_timeout_ms / 1000
+        under_way = set(self.server_state.tasks)
+        while under_way and not self.force_exit and loop.time() < deadline:
+            _, under_way = await asyncio.wait(under_way, timeout=_LOOK_AT_REQUESTS_SECONDS)
+        self.config.timeout_graceful_shutdown = max(1, round(deadline - loop.time()))
+        await super().shutdown(sockets)
