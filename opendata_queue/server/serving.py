@@ -306,6 +306,7 @@ def _configuration(broker: Broker) -> uvicorn.Config:
         header_timeout_seconds = settings.header_timeout_ms / 1000
         max_connections = settings.max_connections
         write_timeout_seconds = settings.write_timeout_ms / 1000
+        silent: ClassVar[dict[_PatientProtocol, None]] = {}
         slow: ClassVar[set[_PatientProtocol]] = set()
 
     broker.unsent_bytes = Protocol.unsent_bytes
@@ -330,6 +331,8 @@ class _PatientProtocol(HttpToolsProtocol):
     header_timeout_seconds: float
     max_connections: int
     write_timeout_seconds: float
+    silent: ClassVar[dict[_PatientProtocol, None]]
+    """All whose clients have not asked for anything yet, the oldest first."""
     slow: ClassVar[set[_PatientProtocol]]
     """All whose clients have yet to read much of an answer."""
 
@@ -349,10 +352,20 @@ class _PatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
+        if len(self.connections) > self.max_connections and not self._close_a_silent_one():
             transport.close()
         else:
             self._start_waiting()
+            self.silent[self] = None
+
+    def _close_a_silent_one(self) -> bool:
+        """Make room: whoever has been there longest without asking for anything goes first."""
+        silent = next(iter(self.silent), None)
+        if silent is None:
+            return False
+        silent._stop_waiting()
+        silent.transport.close()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -386,6 +399,7 @@ class _PatientProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(self.header_timeout_seconds, self.transport.close)
 
     def _stop_waiting(self) -> None:
+        self.silent.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

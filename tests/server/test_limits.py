@@ -282,6 +282,8 @@ def test_five_thousand_idle_connections_keep_nobody_from_being_served(most: int)
         assert served.post("/v1/create_queue", json={"queue": "q"}).status_code == 200
         idle = [connect(broker) for _ in range(MANY)]
         try:
+            newcomer = httpx.get(f"{broker.url}/healthz", timeout=PATIENCE_SECONDS)
+            assert newcomer.status_code == 200
             assert served.post("/v1/publish", json=PUBLISH).status_code == 200
             claimed = served.post("/v1/claim", json={"queue": "q", "wait_ms": 30_000})
             assert len(claimed.json()["messages"]) == 1
