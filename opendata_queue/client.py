@@ -47,6 +47,7 @@ from opendata_queue.errors import (
     StoreAccessError,
     StoreUnavailableError,
 )
+from opendata_queue.filters import Filter
 from opendata_queue.interface import (
     AsyncSystem,
     BrowsedState,
@@ -280,7 +281,7 @@ class RemoteSystem(AsyncSystem):
             if not tries.unanswered:
                 raise
             made = await self.get_queue(name)
-            if made.options != options:
+            if made.options != options or not _same_filter(made.filter, filter):
                 raise
         return made
 
@@ -685,6 +686,11 @@ def _publish(messages: Sequence[NewMessage], key: str | None) -> wire.Publish:
             for index, message in enumerate(messages)
         ]
     )
+
+
+def _same_filter(stored: str, given: str) -> bool:
+    """Whether two filters say the same, however they are written."""
+    return Filter.parse(stored).text == Filter.parse(given).text
 
 
 def _chosen(

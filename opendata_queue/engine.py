@@ -327,12 +327,42 @@ class Engine(AsyncSystem):
             options = QueueOptions()
         elif not isinstance(options, QueueOptions):
             raise InvalidInputError(f"options are {options!r}, not QueueOptions")
-        replay_from_ms = self._replay_from(start)
+        return await self._create_queue(name, parsed, options, self._replay_from(start))
+
+    async def create_queue_after_others(self, name: str, *, filter: str) -> QueueInfo:
+        """Make a queue from now on, and for what other processes have published before.
+
+        They can make no queues: what they took in for one that is yet to be made waits in their
+        logs. What was published here, and in bulk, is not gone through.
+        """
+        check_name(name)
+        return await self._create_queue(
+            name,
+            Filter.parse(filter),
+            QueueOptions(),
+            FROM_THE_BEGINNING_MS,
+            replayed=self._following.cursors_of_others,
+        )
+
+    async def _create_queue(
+        self,
+        name: str,
+        filter: Filter,
+        options: QueueOptions,
+        replay_from_ms: int | None,
+        *,
+        replayed: Callable[[], Mapping[int, int]] | None = None,
+    ) -> QueueInfo:
         self._queues.check_free(name)  # before anything that takes its time
         # Whatever was published before this call is in the past of this queue.
         await self._all_is_routed()
         await self._queues.create(
-            name, parsed, options, self._following.cursors, replay_from_ms=replay_from_ms
+            name,
+            filter,
+            options,
+            self._following.cursors,
+            replay_from_ms=replay_from_ms,
+            replayed=replayed,
         )
         return await self.get_queue(name)
 
@@ -387,6 +417,10 @@ class Engine(AsyncSystem):
     async def list_queues(self) -> list[str]:
         self._queues.committer.check_open()
         return self._queues.names()
+
+    def count_queues(self, namespace: str | None = None) -> int:
+        """How many queues there are, or in one namespace, without a look at each."""
+        return self._queues.count(namespace)
 
     async def stats(self, name: str) -> QueueStats:
         self._queues.committer.check_open()

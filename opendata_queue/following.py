@@ -75,10 +75,14 @@ class Following:
 
     def cursors(self) -> dict[int, int]:
         """Up to where the log of each live shard is routed."""
-        cursors = {shard: follower.cursor for shard, follower in self._live.items()}
+        cursors = self.cursors_of_others()
         if self.own is not None and self._own_shard is not None:
             cursors[self._own_shard] = self.own.cursor
         return cursors
+
+    def cursors_of_others(self) -> dict[int, int]:
+        """The same for the live shards that others write."""
+        return {shard: follower.cursor for shard, follower in self._live.items()}
 
     @property
     def followed(self) -> list[int]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -118,6 +119,8 @@ class QueueStore:
         self._grace_ms = lease_grace_ms
         self._chance = chance
         self._queues: dict[str, StoredQueue] = {}
+        self._counts: Counter[str] = Counter()
+        """How many queues there are by the first part of their names."""
         self._changed: dict[StoredQueue, None] = {}
         self.index: FilterIndex[str] = FilterIndex()
         self.committer = GroupCommitter(database, limits, self._prepare, self._wake_everybody)
@@ -244,6 +247,7 @@ class QueueStore:
             name, filter, options, created_at_ms, self._database, self.committer, self._mark
         )
         self._queues[name] = queue
+        self._counts[_first_part(name)] += 1
         self.index.add(name, filter)
         return queue
 
@@ -261,6 +265,10 @@ class QueueStore:
 
     def names(self) -> list[str]:
         return sorted(self._queues)
+
+    def count(self, first_part: str | None = None) -> int:
+        """How many queues there are, or how many whose names begin with that and a ``/``."""
+        return len(self._queues) if first_part is None else self._counts[first_part]
 
     def queues(self) -> list[StoredQueue]:
         return list(self._queues.values())
@@ -298,11 +306,13 @@ class QueueStore:
         cursors: Callable[[], Mapping[int, int]],
         *,
         replay_from_ms: int | None = None,
+        replayed: Callable[[], Mapping[int, int]] | None = None,
     ) -> None:
         """Make a queue; it gets the messages that are routed from now on.
 
         ``cursors`` says up to where the log of each live shard is routed. With ``replay_from_ms``,
-        it also gets those before that were received since then.
+        it also gets those before that were received since then, of all shards unless ``replayed``
+        says of which.
         """
         check_name(name)
         async with self._administering:
@@ -317,14 +327,16 @@ class QueueStore:
             for shard, next_sequence in routed.items():
                 self.put_cursor(shard, next_sequence)
             if replay_from_ms is not None:
-                self._begin_replay(queue, routed, replay_from_ms)
+                # Bulk shards that were registered before are in the past of the queue, all of them.
+                past = {**routed, ALL_BULK_SHARDS: self.bulk.next_number}
+                ends = past if replayed is None else replayed()
+                self._begin_replay(queue, ends, replay_from_ms)
             done = self.committer.commit()
         # Others may follow meanwhile: queues that are made together share commits.
         await self.committer.wait(done)
 
-    def _begin_replay(self, queue: StoredQueue, routed: Mapping[int, int], from_ms: int) -> None:
-        # Bulk shards that were registered before are in the past of the queue, all of them.
-        for shard, end in (*routed.items(), (ALL_BULK_SHARDS, self.bulk.next_number)):
+    def _begin_replay(self, queue: StoredQueue, ends: Mapping[int, int], from_ms: int) -> None:
+        for shard, end in ends.items():
             queue.put_replay(shard, Replay(next_sequence=0, end_sequence=end, from_time=from_ms))
         if queue.replays and self.on_replay is not None:
             self.on_replay(queue)
@@ -378,6 +390,7 @@ class QueueStore:
         await self.committer.room()
         # From here on nobody finds it, and who has found it before is refused.
         del self._queues[name]
+        self._counts -= Counter([_first_part(name)])  # and none stays that has come to nothing
         self.index.remove(name)
         queue.deleted = True
         self.sweeper.forget(queue)
@@ -854,3 +867,9 @@ def _check_claim(count: int, consumer: str, wait_ms: int) -> None:
 def _cut(text: str, most_bytes: int) -> str:
     """Text that fits, cut at a character."""
     return text.encode(errors="replace")[:most_bytes].decode(errors="ignore")
+
+
+def _first_part(name: str) -> str:
+    """What is before the first ``/``; nothing in a name without one."""
+    first, slash, _ = name.partition("/")
+    return first if slash else ""

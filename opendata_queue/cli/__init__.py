@@ -32,8 +32,9 @@ app = typer.Typer(
     help="""OpenData Queue: a message queue whose only durable state is an object store.
 
 Every command that works on a store takes --store URL, or the variable ODQ_STORE: file:///path,
-s3://bucket/prefix, or http://host:port of a server (with --token or ODQ_TOKEN). With --json it
-prints one JSON document, and what goes on and on prints a line of JSON for each thing.
+s3://bucket/prefix, or http://host:port of a server (with --token or ODQ_TOKEN); init, inspect,
+compact and spark are for roots only. With --json it prints one JSON document, and what goes on and
+on prints a line of JSON for each thing.
 
 A first round:
   export ODQ_STORE=file:///var/lib/queues

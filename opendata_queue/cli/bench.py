@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from opendata_queue.cli.bench_workloads import (
-    MARK_HEADER,
     RETENTION_SECONDS,
     WAIT_MS,
     WORKLOADS,
@@ -55,6 +54,10 @@ def bench(
     seconds: Annotated[
         float, typer.Option(min=0.1, max=3_600, help="How long each workload takes.")
     ] = 2.0,
+    namespace: Annotated[
+        str | None,
+        typer.Option(help="The namespace of its queue, for a token that is not for all of them."),
+    ] = None,
     store: Store = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -72,12 +75,13 @@ def bench(
       odq bench
       odq bench --workloads all --store http://127.0.0.1:8080
       odq bench --store s3://bucket/prefix --messages 2000 --batch 10
+      odq bench --store http://127.0.0.1:8080 --token "$TOKEN" --namespace shop
     """
     if workloads is not None:
-        _compare(_chosen(workloads), store, token, size, seconds, as_json)
+        _compare(_chosen(workloads), store, token, namespace, size, seconds, as_json)
         return
     with _system(store, token) as system:
-        steps = _measure(system, messages, size, batch)
+        steps = _measure(system, namespace, messages, size, batch)
     if as_json:
         print_json({"messages": messages, "size": size, "batch": batch, "steps": steps})
         return
@@ -112,12 +116,13 @@ def _compare(
     workloads: list[str],
     store: str | None,
     token: str | None,
+    namespace: str | None,
     size: int,
     seconds: float,
     as_json: bool,
 ) -> None:
     with _system(store, token) as system:
-        found = [run_workload(one, system, size, seconds) for one in workloads]
+        found = [run_workload(one, system, namespace, size, seconds) for one in workloads]
     if as_json:
         print_json({"size": size, "seconds": seconds, "workloads": found})
         return
@@ -152,20 +157,22 @@ def _system(store: str | None, token: str | None) -> Iterator[System]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _measure(system: System, messages: int, size: int, batch: int) -> list[dict[str, Any]]:
-    with own_queue(system) as (queue, mark):
-        return _steps(system, queue, mark, messages, size, batch)
+def _measure(
+    system: System, namespace: str | None, messages: int, size: int, batch: int
+) -> list[dict[str, Any]]:
+    with own_queue(system, namespace) as (queue, headers):
+        return _steps(system, queue, headers, messages, size, batch)
 
 
 def _steps(
-    system: System, queue: str, mark: str, messages: int, size: int, batch: int
+    system: System, queue: str, headers: dict[str, str], messages: int, size: int, batch: int
 ) -> list[dict[str, Any]]:
     publish, claim, ack = _Step("publish"), _Step("claim"), _Step("ack")
     payload = secrets.token_bytes(size)
     for start in range(0, messages, batch):
         count = min(batch, messages - start)
         new = [
-            NewMessage(payload, headers={MARK_HEADER: mark}, retention_seconds=RETENTION_SECONDS)
+            NewMessage(payload, headers=headers, retention_seconds=RETENTION_SECONDS)
             for _ in range(count)
         ]
         publish.timed(count, partial(system.publish_many, new))

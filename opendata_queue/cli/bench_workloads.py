@@ -17,9 +17,10 @@ from typing import Any, Final
 from opendata_queue.errors import OdqError
 from opendata_queue.messages import ClaimedMessage, NewMessage
 from opendata_queue.queue_options import QueueOptions
+from opendata_queue.shard import NAMESPACE_HEADER
 from opendata_queue.sync import System
 
-MARK_HEADER: Final = "odq-bench"
+_MARK_HEADER: Final = "odq-bench"
 RETENTION_SECONDS: Final = 3_600
 WAIT_MS: Final = 10_000
 
@@ -66,10 +67,12 @@ WORKLOADS: Final = {
 }
 
 
-def run_workload(workload: str, system: System, size: int, seconds: float) -> dict[str, Any]:
+def run_workload(
+    workload: str, system: System, namespace: str | None, size: int, seconds: float
+) -> dict[str, Any]:
     """Measure one workload on a queue of its own."""
-    with own_queue(system, _OPTIONS) as (queue, mark):
-        bench = _Bench(system, queue, mark, size, seconds)
+    with own_queue(system, namespace, _OPTIONS) as (queue, headers):
+        bench = _Bench(system, queue, headers, size, seconds)
         measure: dict[str, Callable[[], Measured]] = {
             "W1": lambda: bench.publish(1),
             "W2": lambda: bench.publish(100),
@@ -82,22 +85,30 @@ def run_workload(workload: str, system: System, size: int, seconds: float) -> di
 
 
 @contextmanager
-def own_queue(system: System, options: QueueOptions | None = None) -> Iterator[tuple[str, str]]:
-    """A queue that only takes messages with our mark, and is deleted in the end."""
+def own_queue(
+    system: System, namespace: str | None, options: QueueOptions | None = None
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """A queue that only takes messages with these headers, and is deleted in the end."""
     mark = secrets.token_hex(8)
-    queue = f"{MARK_HEADER}-{mark}"
-    system.create_queue(queue, filter=f"\"{MARK_HEADER}\" = '{mark}'", options=options)
+    queue = f"{_MARK_HEADER}-{mark}"
+    headers = {_MARK_HEADER: mark}
+    if namespace is not None:
+        queue = f"{namespace}/{queue}"
+        headers[NAMESPACE_HEADER] = namespace
+    system.create_queue(queue, filter=f"\"{_MARK_HEADER}\" = '{mark}'", options=options)
     try:
-        yield queue, mark
+        yield queue, headers
     finally:
         system.delete_queue(queue)
 
 
 class _Bench:
-    def __init__(self, system: System, queue: str, mark: str, size: int, seconds: float) -> None:
+    def __init__(
+        self, system: System, queue: str, headers: dict[str, str], size: int, seconds: float
+    ) -> None:
         self._system = system
         self._queue = queue
-        self._headers = {MARK_HEADER: mark}
+        self._headers = headers
         self._filler = secrets.token_bytes(max(0, size - _NUMBER_BYTES))
         self._seconds = seconds
 

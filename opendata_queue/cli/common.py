@@ -62,6 +62,16 @@ _STORE_HELP: Final = (
 Store = Annotated[
     str | None, typer.Option("--store", metavar="URL", envvar="ODQ_STORE", help=_STORE_HELP)
 ]
+RootStore = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        envvar="ODQ_STORE",
+        help="The root: file:///path or s3://bucket/prefix. A server can't be asked for this.",
+    ),
+]
+"""Of commands that open the root themselves."""
 StoreArgument = Annotated[
     str | None, typer.Argument(metavar="URL", help="The same as --store URL.", show_default=False)
 ]

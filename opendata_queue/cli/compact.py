@@ -17,7 +17,7 @@ from odq_compactor import (
 )
 from opendata_queue.cli.common import (
     AsJson,
-    Store,
+    RootStore,
     StoreArgument,
     check_root,
     complain,
@@ -69,7 +69,7 @@ def compact(
             help="Beside whoever serves the root: have its files compacted, and remove nothing.",
         ),
     ] = False,
-    store: Store = None,
+    store: RootStore = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove what is past its time from a root that nobody serves, and free its space.

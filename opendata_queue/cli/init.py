@@ -8,7 +8,7 @@ import typer
 
 from opendata_queue.cli.common import (
     AsJson,
-    Store,
+    RootStore,
     StoreArgument,
     objects_at,
     print_fields,
@@ -30,7 +30,7 @@ def init(
     create_bucket: Annotated[
         bool, typer.Option("--create-bucket", help="On S3: make the bucket, if it is not there.")
     ] = False,
-    store: Store = None,
+    store: RootStore = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a root: the place where queues and messages are kept.

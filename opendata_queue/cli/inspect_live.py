@@ -13,7 +13,7 @@ from opendata_queue.cli.common import (
     NOTHING_THERE,
     AsJson,
     QueueName,
-    Store,
+    RootStore,
     complain,
     note,
     plural,
@@ -57,7 +57,7 @@ Shard = Annotated[
 def inspect_live_row(
     key: HexKey,
     shard: Shard = 0,
-    store: Store = None,
+    store: RootStore = None,
     as_json: AsJson = False,
     show_all: ShowAll = False,
 ) -> None:
@@ -83,7 +83,7 @@ def list_live_rows(
     prefix: Annotated[str, typer.Option(metavar="HEX", help="What their keys begin with.")] = "",
     limit: Limit = 100,
     shard: Shard = 0,
-    store: Store = None,
+    store: RootStore = None,
     as_json: AsJson = False,
 ) -> None:
     """List the rows of a database of a root, in the order of their keys.
@@ -118,7 +118,7 @@ def list_live_rows(
 def inspect_live_queue(
     queue: QueueName,
     limit: Limit = 10,
-    store: Store = None,
+    store: RootStore = None,
     as_json: AsJson = False,
     show_all: ShowAll = False,
 ) -> None:
@@ -141,7 +141,7 @@ def inspect_live_message(
     message_id: Annotated[
         int, typer.Argument(metavar="ID", min=0, max=_MAX_ID, help="The message's id.")
     ],
-    store: Store = None,
+    store: RootStore = None,
     as_json: AsJson = False,
     show_all: ShowAll = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
@@ -72,6 +73,20 @@ def serve(
             envvar="ODQ_BODY_TIMEOUT_MS", help="How long a client may pause within a body."
         ),
     ] = 30_000,
+    write_timeout_ms: Annotated[
+        int,
+        typer.Option(
+            envvar="ODQ_WRITE_TIMEOUT_MS",
+            help="How long a client may read nothing of an answer that waits for it.",
+        ),
+    ] = 30_000,
+    max_unsent_bytes: Annotated[
+        int,
+        typer.Option(
+            envvar="ODQ_MAX_UNSENT_BYTES",
+            help="Of answers that wait to be read, beyond which nobody is given payloads.",
+        ),
+    ] = 256 * 1024 * 1024,
     shutdown_timeout_ms: Annotated[
         int,
         typer.Option(
@@ -124,6 +139,8 @@ def serve(
             max_connections=max_connections,
             header_timeout_ms=header_timeout_ms,
             body_timeout_ms=body_timeout_ms,
+            write_timeout_ms=write_timeout_ms,
+            max_unsent_bytes=max_unsent_bytes,
             shutdown_timeout_ms=shutdown_timeout_ms,
             access_log=access_log,
         )
@@ -141,12 +158,23 @@ def announce(what: str) -> None:
 def read_key(secret: str | None, file: Path | None) -> str | None:
     if secret is not None and file is not None:
         raise typer.BadParameter("give --jwt-secret or --jwt-key-file, not both")
+    if secret is None and file is None:
+        _check_not_empty(options.JWT_SECRET_VARIABLE)
+        _check_not_empty(options.JWT_KEY_FILE_VARIABLE)
     if file is None:
         return secret
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{file}: {error}", param_hint="--jwt-key-file") from None
+
+
+def _check_not_empty(variable: str) -> None:
+    """Refuse a variable that is set to nothing: whoever set it meant to ask for tokens."""
+    if os.environ.get(variable) == "":
+        raise typer.BadParameter(
+            f"{variable} is set, and empty: give it a value, or unset it to ask for no tokens"
+        )
 
 
 def wrong_settings(error: ValidationError) -> str:

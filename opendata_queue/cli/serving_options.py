@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+
+JWT_SECRET_VARIABLE: Final = "ODQ_JWT_SECRET"
+JWT_KEY_FILE_VARIABLE: Final = "ODQ_JWT_KEY_FILE"
 
 Store = Annotated[
     str,
@@ -16,7 +19,7 @@ Store = Annotated[
 JwtSecret = Annotated[
     str | None,
     typer.Option(
-        envvar="ODQ_JWT_SECRET",
+        envvar=JWT_SECRET_VARIABLE,
         help="The secret of HS256 tokens, 32 bytes or more. Better set as ODQ_JWT_SECRET: "
         "arguments can be seen by others.",
     ),
@@ -24,7 +27,7 @@ JwtSecret = Annotated[
 JwtKeyFile = Annotated[
     Path | None,
     typer.Option(
-        envvar="ODQ_JWT_KEY_FILE",
+        envvar=JWT_KEY_FILE_VARIABLE,
         help="A file with that secret, or with a public key in PEM for RS256 and ES256.",
     ),
 ]

@@ -9,7 +9,7 @@ import typer
 
 from opendata_queue.cli.common import (
     AsJson,
-    Store,
+    RootStore,
     check_root,
     duration_ms,
     note,
@@ -58,7 +58,7 @@ def backtest(
     ] = None,
     examples: Annotated[int, typer.Option(min=0, max=100, help="How many to show.")] = 5,
     master: Annotated[str | None, typer.Option(help="Spark's master.")] = None,
-    store: Store = None,
+    store: RootStore = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a new queue would have received: by the hour, and which queues got it too.

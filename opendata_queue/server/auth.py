@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from opendata_queue.clock import Clock
 from opendata_queue.errors import InvalidInputError
 from opendata_queue.server.access import ACTIONS, Caller, everybody
+from opendata_queue.server.pages import is_loopback
 from opendata_queue.server.refusals import Refusal, unauthorized
 from opendata_queue.server.settings import ServerSettings
 
@@ -148,17 +148,10 @@ def _bad_claim(name: str) -> Refusal:
 
 def check_address(settings: ServerSettings) -> None:
     """Refuse to be open to the world by accident."""
-    if settings.uses_tokens or settings.insecure or _is_loopback(settings.host):
+    if settings.uses_tokens or settings.insecure or is_loopback(settings.host):
         return
     raise InvalidInputError(
         f"without tokens only this machine may connect, and {settings.host} is for others too: "
         "give a key for tokens (ODQ_JWT_SECRET, --jwt-key-file), listen on 127.0.0.1, or say "
         "--insecure"
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

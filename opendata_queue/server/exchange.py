@@ -22,6 +22,7 @@ from opendata_queue.server.limits import Disconnected, RateLimits, read_body
 from opendata_queue.server.logs import ACCESS_LOGGER
 from opendata_queue.server.metrics import Metrics
 from opendata_queue.server.operations import ServedSystem, Work
+from opendata_queue.server.pages import PageCheck
 from opendata_queue.server.refusals import Refusal, come_back, invalid, refusal_of
 from opendata_queue.server.settings import ServerSettings
 from opendata_queue.server.trace import trace_of
@@ -44,6 +45,7 @@ class Broker:
         self.settings = settings
         self.clock = clock
         self.gate = Gate(settings, clock)
+        self.pages = PageCheck(settings)
         self.rates = RateLimits(settings, clock)
         self.metrics = Metrics(settings.max_metric_queues, system.figures)
         self.draining = asyncio.Event()
@@ -51,6 +53,8 @@ class Broker:
         self.failure: OdqError | None = None
         self.on_failure: Callable[[], None] = lambda: None
         """Called when the system can't go on: another one took over, or the store failed."""
+        self.unsent_bytes: Callable[[], int] = lambda: 0
+        """How much of their answers clients have yet to read."""
 
     def drain(self) -> None:
         self.draining.set()
@@ -109,8 +113,10 @@ class Endpoint:
         *,
         while_draining: bool = False,
         open_to_all: bool = False,
+        gives_payloads: bool = False,
     ) -> None:
         self._broker = broker
+        self._gives_payloads = gives_payloads
         self._open_to_all = open_to_all
         self._route = route
         self._handler = handler
@@ -161,9 +167,12 @@ class Endpoint:
             refusal = come_back(503, "the broker is shutting down", _RETRY_AFTER_MS)
             refusal.headers["Connection"] = "close"
             raise refusal
+        broker.pages.check(headers)
         caller = (
             everybody() if self._open_to_all else broker.gate.caller(headers.get(b"authorization"))
         )
+        if self._gives_payloads and broker.unsent_bytes() > broker.settings.max_unsent_bytes:
+            raise come_back(503, "clients have yet to read what they were sent", _RETRY_AFTER_MS)
         body = await read_body(receive, broker.settings, headers.get(b"content-length"))
         inquiry = Inquiry(
             caller=caller,

@@ -4,9 +4,9 @@ A namespace and a topic are the queue ``namespace/topic``, made on first use, of
 headers ``namespace`` and ``topic`` say so. Messages are acked by their id alone: that is taken to
 mean the latest claim of it.
 
-Where the roles are apart, a process that publishes can make no queues. The one that serves them
-makes it when a topic is first asked for, from the beginning of the log: so nothing is missed that
-was enqueued before.
+A process that only publishes can make no queues. The one that serves them makes it when a topic
+is first asked for, from the beginning of the logs of such processes: so nothing is missed that was
+enqueued before. Its own log it need not go through: whoever enqueues there makes the queue first.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.routing import Route
 
+from opendata_queue.engine import Engine
 from opendata_queue.errors import QueueExistsError, QueueNotFoundError
 from opendata_queue.filters import (
     MAX_PRIORITY,
@@ -34,7 +35,6 @@ from opendata_queue.filters import (
     Text,
 )
 from opendata_queue.ingest import Ingest
-from opendata_queue.interface import Start
 from opendata_queue.messages import NewMessage
 from opendata_queue.queue_options import check_name
 from opendata_queue.queue_state import Claim
@@ -120,7 +120,9 @@ class TopicQueues:
         inquiry.caller.check_action("consume")
         namespace, topic = _required(inquiry, "namespace"), _required(inquiry, "topic")
         limit = _limit(inquiry.query.get("limit", "10"))
-        queue = await self._enter(inquiry.caller, namespace, topic)
+        queue = self._enter(inquiry.caller, namespace, topic)
+        await self._ensure(inquiry.caller, namespace, topic)
+        await self._check_confined(inquiry.caller, queue)
         claimed = await self._system.claim(queue, limit)
         claimed = await what_fits(self._system, self._broker.settings, queue, claimed)
         for message in claimed:
@@ -141,7 +143,8 @@ class TopicQueues:
         inquiry.caller.check_action("consume")
         inquiry.check_json()
         asked = _ACK.decode(inquiry.body)
-        queue = await self._enter(inquiry.caller, asked.namespace, asked.topic)
+        queue = self._enter(inquiry.caller, asked.namespace, asked.topic)
+        await self._check_confined(inquiry.caller, queue)
         receipt = await self._receipt(queue, asked.id)
         (outcome,) = await self._system.ack(queue, receipt)
         return self._settled(queue, asked.id, outcome, "acked")
@@ -150,7 +153,8 @@ class TopicQueues:
         inquiry.caller.check_action("consume")
         inquiry.check_json()
         asked = _NACK.decode(inquiry.body)
-        queue = await self._enter(inquiry.caller, asked.namespace, asked.topic)
+        queue = self._enter(inquiry.caller, asked.namespace, asked.topic)
+        await self._check_confined(inquiry.caller, queue)
         receipt = await self._receipt(queue, asked.id)
         (outcome,) = await self._system.nack(queue, receipt, error=asked.error)
         return self._settled(queue, asked.id, outcome, "nacked")
@@ -164,28 +168,35 @@ class TopicQueues:
 
     # --- queues -----------------------------------------------------------------------------------
 
-    async def _enter(self, caller: Caller, namespace: str, topic: str) -> str:
-        queue = await self._ensure(caller, namespace, topic)
+    def _enter(self, caller: Caller, namespace: str, topic: str) -> str:
+        """The name of a queue that a caller may use, within the rate."""
+        queue = _checked_queue(caller, namespace, topic)
         self._broker.rates.take(namespace)
-        caller.check_confined(queue, (await self._system.get_queue(queue)).filter)
         return queue
 
-    async def _ensure(self, caller: Caller, namespace: str, topic: str) -> str:
-        """The queue of a namespace and topic, made if it is not there."""
+    async def _check_confined(self, caller: Caller, queue: str) -> None:
+        caller.check_confined(queue, (await self._system.get_queue(queue)).filter)
+
+    async def _ensure(self, caller: Caller, namespace: str, topic: str) -> None:
+        """Make the queue of a namespace and topic if it is not there."""
         queue = _checked_queue(caller, namespace, topic)
         try:
             await self._system.get_queue(queue)
         except QueueNotFoundError:
             await self._make(caller, queue, namespace, topic)
-        return queue
 
     async def _make(self, caller: Caller, queue: str, namespace: str, topic: str) -> None:
-        if len(await self._system.list_queues()) >= self._broker.settings.max_topic_queues:
+        assert isinstance(self._system, Engine)
+        # Without tokens anybody can think up namespaces: then only all of them are a bound.
+        count = self._system.count_queues(namespace if caller.confines else None)
+        if count >= self._broker.settings.max_topic_queues:
             raise _conflict(f"there are too many queues to make {queue}")
         filter = Filter((Rule(And((_is(NAMESPACE_HEADER, namespace), _is(TOPIC_HEADER, topic)))),))
-        start: Start = "beginning" if self._broker.settings.role is Role.QUEUES else "now"
         try:
-            await self._system.create_queue(queue, filter=filter.text, start=start)
+            if self._broker.settings.role is Role.QUEUES:
+                await self._system.create_queue(queue, filter=filter.text, start="beginning")
+            else:
+                await self._system.create_queue_after_others(queue, filter=filter.text)
         except QueueExistsError:  # somebody else was first
             await self._system.get_queue(queue)
 
@@ -291,7 +302,10 @@ def routes(broker: Broker) -> Iterator[Route]:
         ("/ack", "POST", queues.ack),
         ("/nack", "POST", queues.nack),
     ):
-        yield Route(path, Endpoint(broker, path, handler), methods=[method])
+        endpoint = Endpoint(broker, path, handler, gives_payloads=path == "/dequeue")
+        route = Route(path, endpoint, methods=[method])
+        route.methods = {method}  # and not HEAD: whoever only looks must not claim anything
+        yield route
 
 
 # --- OpenAPI --------------------------------------------------------------------------------------

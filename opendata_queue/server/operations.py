@@ -91,6 +91,7 @@ class Operations:
 
     async def read(self, caller: Caller, asked: wire.Read, work: Work) -> wire.StoredMessages:
         self._check_batch(asked.message_ids)
+        self._look(caller)
         found = await self._system.read_many(map(wire.id_of, asked.message_ids))
         messages = [
             one if one is not None and caller.may_see(one.headers) else None for one in found
@@ -115,11 +116,9 @@ class Operations:
         return _shown(caller, info)
 
     async def update_queue(self, caller: Caller, asked: wire.UpdateQueue, work: Work) -> QueueInfo:
-        await self._enter(caller, asked.queue)
+        info = await self._enter(caller, asked.queue)
         filter = None if asked.filter is None else caller.confined(asked.queue, asked.filter)
-        for name in ("name", "filter"):  # would be taken for arguments
-            if name in asked.options:
-                raise invalid(f"{name} is no option of a queue")
+        info.options.with_changes(asked.options)  # what is no option would be taken for an argument
         info = await self._system.update_queue(asked.queue, filter=filter, **asked.options)
         return _shown(caller, info)
 
@@ -136,6 +135,7 @@ class Operations:
         return _shown(caller, await self._enter(caller, asked.queue))
 
     async def list_queues(self, caller: Caller, asked: wire.Nothing, work: Work) -> wire.QueueNames:
+        self._look(caller)
         names = await self._system.list_queues()
         return wire.QueueNames(queues=[name for name in names if caller.may_use(name)])
 
@@ -157,6 +157,7 @@ class Operations:
         )
 
     async def history(self, caller: Caller, asked: wire.History, work: Work) -> wire.FoundHistory:
+        self._look(caller)
         found = await self._system.history(wire.id_of(asked.message_id))
         if found is None or not caller.may_see(found.headers):
             return wire.FoundHistory(history=None)
@@ -280,6 +281,14 @@ class Operations:
         return wire.MessageIds(message_ids=chosen)
 
     # --- may they? --------------------------------------------------------------------------------
+
+    def _look(self, caller: Caller) -> None:
+        """Charge a request that is about no queue to the namespaces that the caller may look into.
+
+        Whoever may look into all of them is charged where queues without a namespace are.
+        """
+        for namespace in sorted(caller.namespaces or [""]):
+            self._rates.take(namespace)
 
     def _enter_new(self, caller: Caller, queue: str) -> None:
         """Check that a caller may have something to do with a queue, whether or not it is there."""

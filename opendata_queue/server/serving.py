@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import uvicorn
 import uvloop
@@ -39,6 +39,7 @@ _MAX_HEAD_BYTES: Final = 64 * 1024
 """And what one read from the network brings beyond that."""
 
 _LOOK_MS: Final = 1_000
+_LOOK_AT_REQUESTS_SECONDS: Final = 0.1
 
 Announce = Callable[[str], None]
 T = TypeVar("T")
@@ -340,7 +341,11 @@ def _configuration(broker: Broker) -> uvicorn.Config:
     class Protocol(_PatientProtocol):
         header_timeout_seconds = settings.header_timeout_ms / 1000
         max_connections = settings.max_connections
+        write_timeout_seconds = settings.write_timeout_ms / 1000
+        silent: ClassVar[dict[_PatientProtocol, None]] = {}
+        slow: ClassVar[set[_PatientProtocol]] = set()
 
+    broker.unsent_bytes = Protocol.unsent_bytes
     return uvicorn.Config(
         Shortcut(make_app(broker)),
         http=Protocol,
@@ -357,14 +362,21 @@ def _configuration(broker: Broker) -> uvicorn.Config:
 
 
 class _PatientProtocol(HttpToolsProtocol):
-    """A connection whose client has only so long to say what it wants."""
+    """A connection whose client has only so long to say what it wants, and to read the answer."""
 
     header_timeout_seconds: float
     max_connections: int
+    write_timeout_seconds: float
+    silent: ClassVar[dict[_PatientProtocol, None]]
+    """All whose clients have not asked for anything yet, the oldest first."""
+    slow: ClassVar[set[_PatientProtocol]]
+    """All whose clients have yet to read much of an answer."""
 
     _deadline: asyncio.TimerHandle | None = None
     """There is one as long as the head of a request is waited for."""
     _head_bytes = 0
+    _write_deadline: asyncio.TimerHandle | None = None
+    """There is one as long as an answer waits to be read."""
 
     def data_received(self, data: bytes) -> None:
         if self._head_bytes > _MAX_HEAD_BYTES:
@@ -376,14 +388,39 @@ class _PatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
+        if len(self.connections) > self.max_connections and not self._close_a_silent_one():
             transport.close()
         else:
             self._start_waiting()
+            self.silent[self] = None
+
+    def _close_a_silent_one(self) -> bool:
+        """Make room: whoever has been there longest without asking for anything goes first."""
+        silent = next(iter(self.silent), None)
+        if silent is None:
+            return False
+        silent._stop_waiting()
+        silent.transport.close()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    @classmethod
+    def unsent_bytes(cls) -> int:
+        """How much clients have yet to read, but for what a system keeps for each anyway."""
+        return sum(one.transport.get_write_buffer_size() for one in cls.slow)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.slow.add(self)
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -398,9 +435,29 @@ class _PatientProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(self.header_timeout_seconds, self.transport.close)
 
     def _stop_waiting(self) -> None:
+        self.silent.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _watch_writing(self) -> None:
+        left_bytes = self.transport.get_write_buffer_size()
+        self._write_deadline = self.loop.call_later(
+            self.write_timeout_seconds, self._check_written, left_bytes
+        )
+
+    def _check_written(self, before_bytes: int) -> None:
+        if self.transport.get_write_buffer_size() < before_bytes:
+            self._watch_writing()
+            return
+        logger.warning("a client that does not read its answer is hung up on")
+        self.transport.abort()  # to close it would wait for the client, and keep the answer
+
+    def _stop_watching(self) -> None:
+        self.slow.discard(self)
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
 
 
 class _Server(uvicorn.Server):
@@ -424,3 +481,13 @@ class _Server(uvicorn.Server):
     def stop(self) -> None:
         self._broker.drain()
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Give up the address when what was under way is done: until then, newcomers get a 503."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._broker.settings.shutdown_timeout_ms / 1000
+        under_way = set(self.server_state.tasks)
+        while under_way and not self.force_exit and loop.time() < deadline:
+            _, under_way = await asyncio.wait(under_way, timeout=_LOOK_AT_REQUESTS_SECONDS)
+        self.config.timeout_graceful_shutdown = max(1, round(deadline - loop.time()))
+        await super().shutdown(sockets)

@@ -55,10 +55,15 @@ class ServerSettings(BaseModel):
     """How long a client may take to send the head of a request, its first byte included."""
     body_timeout_ms: Milliseconds = 30_000
     """How long a client may pause within a body, and four times as long for all of it."""
+    write_timeout_ms: Milliseconds = 30_000
+    """How long a client may read nothing of an answer that waits for it."""
+    max_unsent_bytes: Positive = 256 * 1024 * 1024
+    """Of answers that clients have yet to read, beyond which no more payloads are given out."""
     idle_timeout_ms: Milliseconds = 75_000
     """How long a connection is kept between requests."""
     max_topic_queues: Positive = 10_000
-    """Queues beyond which ``/enqueue`` and ``/dequeue`` make no more by themselves."""
+    """Queues of a namespace beyond which ``/enqueue`` and ``/dequeue`` make no more by themselves;
+    without tokens, of all namespaces together."""
     max_metric_queues: Positive = 200
     """Queues whose depths ``/metrics`` shows, the first by name."""
 

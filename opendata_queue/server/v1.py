@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.routing import Route
@@ -12,6 +12,8 @@ from opendata_queue.server.exchange import Answer, Broker, Endpoint, Inquiry, an
 from opendata_queue.server.operations import Operations
 from opendata_queue.wire import JSON, MSGPACK, OPERATIONS, ErrorBody, Operation, json_schemas
 
+_GIVE_PAYLOADS: Final = frozenset({"read", "peek", "claim"})
+
 
 def routes(broker: Broker) -> Iterator[Route]:
     operations = Operations(
@@ -19,7 +21,12 @@ def routes(broker: Broker) -> Iterator[Route]:
     )
     for operation in OPERATIONS.values():
         handler = getattr(operations, operation.name)
-        endpoint = Endpoint(broker, operation.path, _handler(operation, handler))
+        endpoint = Endpoint(
+            broker,
+            operation.path,
+            _handler(operation, handler),
+            gives_payloads=operation.name in _GIVE_PAYLOADS,
+        )
         yield Route(operation.path, endpoint, methods=["POST"])
 
 

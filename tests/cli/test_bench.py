@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker import BrokerProcess
 from tests.cli.conftest import Odq
 
 
@@ -40,3 +41,19 @@ def test_the_workloads_are_measured_and_every_message_is_accounted_for(orders: O
 
 def test_an_unknown_workload_is_refused(orders: Odq) -> None:
     assert "no workload 'W9'" in orders("bench", "--workloads", "W2,W9", code=2)
+
+
+def test_a_broker_is_measured_with_a_token_for_some_namespaces() -> None:
+    secret = "a secret that is long enough for HS256"
+    with BrokerProcess("memory:///", environment={"ODQ_JWT_SECRET": secret}) as broker:
+        odq = Odq(broker.url)
+        actions = ("-a", "publish", "-a", "consume", "-a", "admin")
+        token = odq("token", "-n", "shop", "-n", "other", *actions, "--secret", secret).strip()
+        measure = ["bench", "--token", token, "--messages", "3", "--seconds", "0.1"]
+
+        refused = odq(*measure, code=1)
+        odq(*measure, "--namespace", "shop")
+        odq(*measure, "--namespace", "shop", "--workloads", "W2,W4")
+
+        assert "no namespace" in refused
+        assert odq.json("queues", "list", "--token", token) == []

@@ -17,6 +17,7 @@ from odq_encodings import (
 )
 from opendata_queue import NewMessage
 from opendata_queue.store import Database, Objects, Rows, StoreSettings
+from tests.broker import BrokerProcess
 from tests.cli.careless_s3 import careless_s3
 from tests.cli.conftest import Odq
 from tests.conftest import NewRoot
@@ -192,6 +193,13 @@ def test_a_server_that_does_not_answer_is_explained() -> None:
 
     assert list(levels(told)) == ["reachable"]
     assert "odq serve" in found(told, "reachable")["advice"]
+
+
+def test_the_clock_of_a_server_is_compared_with_this_machines() -> None:
+    with BrokerProcess("memory:///") as broker:
+        told = Odq(broker.url).json("doctor")
+
+    assert list(levels(told)) == ["reachable", "ready", "clock", "use"]
 
 
 def test_something_else_that_answers_is_told_from_a_server() -> None:

@@ -115,3 +115,17 @@ def test_a_root_without_databases_has_no_rows(tmp_path: object) -> None:
 
     assert empty.json("inspect", "rows", "queues") == []
     assert "there is no queue" in empty("inspect", "queue", "orders", code=3)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("inspect", kind) for kind in ("row", "rows", "queue", "message")),
+        *(("init",), ("compact",), ("spark", "backtest")),
+    ],
+)
+def test_what_is_for_roots_only_offers_no_server(odq: Odq, command: tuple[str, ...]) -> None:
+    shown = odq(*command, "--help")
+
+    assert "http://" not in shown
+    assert "A server can't be asked for this." in shown

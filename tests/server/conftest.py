@@ -22,6 +22,7 @@ from opendata_queue.testing import ManualClock
 
 SECRET = "a secret that is long enough for HS256"
 HOUR = 3_600
+BROKER_URL = "http://127.0.0.1"
 
 Serving = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
@@ -33,7 +34,7 @@ async def served(
     """A client of a broker of a system."""
     app = make_app(Broker(system, ServerSettings(**settings), clock or SystemClock()))
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://broker") as client:
+    async with httpx.AsyncClient(transport=transport, base_url=BROKER_URL) as client:
         yield client
 
 

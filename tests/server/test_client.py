@@ -125,7 +125,7 @@ async def test_making_and_deleting_a_queue_survive_lost_answers(
     system: AsyncSystem, network: UnreliableNetwork
 ) -> None:
     network.lose("/v1/create_queue")
-    made = await system.create_queue("q", filter="a = 'b'")
+    made = await system.create_queue("q", filter="a='b'  and  c<1")
     assert made == await system.get_queue("q")
     with pytest.raises(QueueExistsError):
         await system.create_queue("q")
@@ -140,10 +140,12 @@ async def test_somebody_elses_queue_is_not_taken_for_the_one_that_was_made(
     system: AsyncSystem, network: UnreliableNetwork
 ) -> None:
     await system.create_queue("q", options=QueueOptions(max_attempts=3))
-    network.lose("/v1/create_queue")
+    await system.create_queue("filtered", filter="a = 'b'")
 
-    with pytest.raises(QueueExistsError):
-        await system.create_queue("q")
+    for name in ("q", "filtered"):
+        network.lose("/v1/create_queue")
+        with pytest.raises(QueueExistsError):
+            await system.create_queue(name)
 
 
 async def test_what_can_not_be_repeated_is_not(

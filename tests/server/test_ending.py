@@ -57,6 +57,44 @@ async def test_a_broker_that_is_asked_to_ends_well(root: str) -> None:
     assert acknowledged <= set(found)
 
 
+async def test_who_comes_while_a_broker_ends_is_told_so_as_long_as_work_is_under_way() -> None:
+    body = b'{"messages": [{"payload": ""}]}'
+    with BrokerProcess("memory:///") as broker:
+        host, _, port = broker.url.removeprefix("http://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"POST /v1/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body[:10])
+        )
+        await _are_open(broker.url, "/v1/publish", 1)
+
+        broker.terminate()
+        while await _is_ready(broker.url):
+            pass
+        # That many take a broker that does not wait long enough to be gone.
+        told = [await _is_ready(broker.url) for _ in range(200)]
+        writer.write(body[10:])
+        answer = await reader.readuntil(b"\r\n")
+        writer.close()
+        code = await asyncio.to_thread(broker.wait)
+
+    assert not any(told)
+    assert answer == b"HTTP/1.1 200 OK\r\n"
+    assert code == 0, broker.complaints
+
+
+async def _is_ready(url: str) -> bool:
+    """What a broker says over a connection of its own."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        status = (await reader.readuntil(b"\r\n")).split()[1]
+    finally:
+        writer.close()
+    return {b"200": True, b"503": False}[status]
+
+
 async def _are_open(url: str, route: str, count: int) -> None:
     """Wait until the broker works on so many requests."""
     async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:
@@ -222,3 +260,9 @@ def test_a_broker_that_can_not_listen_says_so(root: str) -> None:
 def test_a_broker_without_tokens_does_not_listen_to_others(root: str) -> None:
     with pytest.raises(AssertionError, match="without tokens"):
         BrokerProcess(root, "--host", "0.0.0.0")
+
+
+@pytest.mark.parametrize("variable", ["ODQ_JWT_SECRET", "ODQ_JWT_KEY_FILE"])
+def test_a_broker_whose_key_for_tokens_is_empty_does_not_start(root: str, variable: str) -> None:
+    with pytest.raises(AssertionError, match=f"{variable} is set, and empty"):
+        BrokerProcess(root, environment={variable: "", "COLUMNS": "160"})

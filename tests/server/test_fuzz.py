@@ -20,6 +20,7 @@ from opendata_queue.server.exchange import Broker
 from opendata_queue.server.settings import ServerSettings
 from opendata_queue.testing import ManualClock
 from opendata_queue.wire import JSON
+from tests.server.conftest import BROKER_URL
 
 EXAMPLES = 15
 
@@ -38,12 +39,10 @@ class FuzzedBroker:
         self._engine = await Engine.open("memory:///")
         app = make_app(Broker(self._engine, LIMITS, ManualClock()))
         self.document: dict[str, Any] = app.openapi()
-        self._client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://broker"
-        )
+        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=BROKER_URL)
 
     def send(self, case: schemathesis.Case[Any]) -> httpx.Response:
-        made = requests.Request(**case.as_transport_kwargs(base_url="http://broker")).prepare()
+        made = requests.Request(**case.as_transport_kwargs(base_url=BROKER_URL)).prepare()
         assert made.method is not None
         assert made.url is not None
         body = made.body.encode() if isinstance(made.body, str) else made.body

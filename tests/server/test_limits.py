@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
-from http.client import BadStatusLine, HTTPResponse
+from collections.abc import AsyncIterator, Callable, Iterator
+from http.client import BadStatusLine, HTTPResponse, IncompleteRead
 
 import httpx
 import pytest
@@ -18,7 +20,9 @@ from opendata_queue.server.settings import ServerSettings
 from opendata_queue.testing import ManualClock
 from opendata_queue.wire import MSGPACK
 from tests.broker import PATIENCE_SECONDS, BrokerProcess
-from tests.server.conftest import Serving
+from tests.server.conftest import SECRET, Serving
+
+Token = Callable[..., dict[str, str]]
 
 PUBLISH = {"messages": [{"payload": ""}]}
 
@@ -38,11 +42,11 @@ def connect(broker: BrokerProcess) -> socket.socket:
 
 
 def request(path: str, body: bytes, *headers: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: broker", "Content-Type: application/json", *headers]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-HEALTHZ_REQUEST = b"GET /healthz HTTP/1.1\r\nHost: broker\r\n\r\n"
+HEALTHZ_REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PUBLISH_REQUEST = request("/v1/publish", b'{"messages": [{"payload": ""}]}', "Content-Length: 31")
 
 
@@ -190,6 +194,58 @@ def test_a_client_that_does_not_finish_its_body_is_told_so(broker: BrokerProcess
         assert status == 408
 
 
+@pytest.fixture
+def large() -> dict[str, list[dict[str, str]]]:
+    """A message of which a system keeps only a part for a client that does not read."""
+    return {"messages": [{"payload": base64.b64encode(bytes(12_000_000)).decode()}]}
+
+
+def ask_for(broker: BrokerProcess, message_ids: list[str]) -> socket.socket:
+    """Ask for messages, and do not read the answer."""
+    body = json.dumps({"message_ids": message_ids}).encode()
+    connection = connect(broker)
+    connection.sendall(request("/v1/read", body, f"Content-Length: {len(body)}"))
+    return connection
+
+
+def test_a_client_that_does_not_read_its_answer_is_hung_up_on(
+    large: dict[str, list[dict[str, str]]],
+) -> None:
+    with BrokerProcess("memory:///", "--write-timeout-ms", "100") as broker:
+        published = httpx.post(f"{broker.url}/v1/publish", json=large, timeout=PATIENCE_SECONDS)
+        with ask_for(broker, published.json()["message_ids"]) as connection:
+            while not any("does not read its answer" in line for line in broker.said):
+                pass
+            response = HTTPResponse(connection)
+            response.begin()
+            with pytest.raises((IncompleteRead, ConnectionResetError)):
+                response.read()
+
+
+def test_while_too_much_waits_to_be_read_nobody_is_given_more(
+    large: dict[str, list[dict[str, str]]],
+) -> None:
+    with (
+        BrokerProcess("memory:///", "--max-unsent-bytes", "1") as broker,
+        httpx.Client(base_url=broker.url, timeout=PATIENCE_SECONDS) as client,
+    ):
+        message_ids = client.post("/v1/publish", json=large).json()["message_ids"]
+
+        def read() -> httpx.Response:
+            return client.post("/v1/read", json={"message_ids": []})
+
+        with ask_for(broker, message_ids):
+            while (refused := read()).status_code == 200:
+                pass
+            dequeued = client.get("/dequeue", params={"namespace": "n", "topic": "t"})
+            published = client.post("/v1/publish", json=PUBLISH)
+        while read().status_code == 503:
+            pass
+
+    assert (refused.status_code, refused.json()["refused"]) == (503, True)
+    assert (dequeued.status_code, published.status_code) == (503, 200)
+
+
 def test_idle_connections_beyond_the_limit_are_closed_and_others_served(
     broker: BrokerProcess,
 ) -> None:
@@ -226,6 +282,8 @@ def test_five_thousand_idle_connections_keep_nobody_from_being_served(most: int)
         assert served.post("/v1/create_queue", json={"queue": "q"}).status_code == 200
         idle = [connect(broker) for _ in range(MANY)]
         try:
+            newcomer = httpx.get(f"{broker.url}/healthz", timeout=PATIENCE_SECONDS)
+            assert newcomer.status_code == 200
             assert served.post("/v1/publish", json=PUBLISH).status_code == 200
             claimed = served.post("/v1/claim", json={"queue": "q", "wait_ms": 30_000})
             assert len(claimed.json()["messages"]) == 1
@@ -257,6 +315,24 @@ async def test_a_namespace_over_its_rate_is_told_when_to_come_back(
     assert answers[2].json()["refused"] is True
     assert elsewhere.status_code == 200
     assert later.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("operation", "asked"),
+    [("read", {"message_ids": [1]}), ("history", {"message_id": 1}), ("list_queues", {})],
+)
+async def test_a_look_at_no_queue_in_particular_counts_as_a_request_of_its_namespace(
+    serving: Serving, token: Token, operation: str, asked: dict[str, object]
+) -> None:
+    async with serving(rate_per_second=1, rate_burst=1, jwt_key=SECRET) as client:
+
+        async def status(*namespaces: str) -> int:
+            headers = token(*namespaces)
+            return (await client.post(f"/v1/{operation}", json=asked, headers=headers)).status_code
+
+        assert [await status("a"), await status("a")] == [200, 429]
+        assert [await status("b"), await status("*"), await status("*")] == [200, 200, 429]
+        assert await status("b", "c") == 429
 
 
 def test_a_batch_larger_than_the_bucket_passes_and_is_made_up_for(clock: ManualClock) -> None:

@@ -13,7 +13,7 @@ import pytest
 from opendata_queue import AsyncSystem, Engine
 from opendata_queue.ingest import Ingest
 from opendata_queue.testing import ManualClock
-from tests.server.conftest import Serving, served
+from tests.server.conftest import SECRET, Serving, served
 
 REFUND = {"namespace": "payments", "topic": "process-refund"}
 
@@ -87,6 +87,25 @@ async def test_what_one_process_enqueues_another_one_that_serves_queues_hands_ou
 
     assert [one["id"] for one in items] == ids
     assert refused.status_code == 421
+
+
+async def test_what_an_ingest_process_enqueues_a_broker_of_all_roles_beside_it_hands_out(
+    tmp_path: Path,
+) -> None:
+    root = f"file://{tmp_path}/root"
+    async with (
+        await Engine.open(root) as engine,
+        await Ingest.open(root) as publisher,
+        served(engine) as broker,
+        served(publisher, role="ingest") as ingest,
+    ):
+        await engine.publish(b"before", headers=REFUND)  # by nobody who enqueues
+        ids = await enqueue(ingest, item(b"before anybody asked"))
+        items: list[dict[str, Any]] = []
+        while not items:
+            items = await dequeue(broker)
+
+    assert [one["id"] for one in items] == ids
 
 
 async def test_an_item_for_later_is_delivered_then(
@@ -191,6 +210,81 @@ async def test_a_query_that_makes_no_sense_is_refused(
     assert (await client.get("/dequeue", params={**REFUND, **query})).status_code == 400
 
 
+async def test_whoever_asks_for_the_head_of_an_answer_claims_nothing(
+    client: httpx.AsyncClient,
+) -> None:
+    await enqueue(client, item(b"x"))
+
+    answer = await client.head("/dequeue", params=REFUND)
+
+    assert answer.status_code == 405
+    assert payloads(await dequeue(client)) == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://example.org"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:3000"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Host": "example.org"},
+        {"Host": "example.org:8080", "Origin": "http://example.org:8080"},
+        {"Host": "127.0.0.1.example.org"},
+        {"Host": "[nonsense"},
+    ],
+)
+async def test_a_web_page_of_others_can_not_claim_from_a_broker_without_tokens(
+    client: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    await enqueue(client, item(b"x"))
+
+    answer = await client.get("/dequeue", params=REFUND, headers=headers)
+
+    assert answer.status_code == 403
+    assert "without tokens" in answer.json()["message"]
+    assert payloads(await dequeue(client)) == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://127.0.0.1", "Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+        {"Host": "localhost:8080", "Origin": "http://localhost:8080"},
+        {"Host": "[::1]:8080"},
+        {"Host": "Queues.example.org:8080"},
+    ],
+)
+async def test_a_broker_without_tokens_answers_its_own_page_and_by_its_own_names(
+    serving: Serving, headers: dict[str, str]
+) -> None:
+    async with serving(advertise="http://queues.example.org") as client:
+        answer = await client.get("/dequeue", params=REFUND, headers=headers)
+
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_a_broker_for_a_network_that_is_trusted_may_have_any_name(
+    serving: Serving, host: str
+) -> None:
+    async with serving(host=host, insecure=True) as client:
+        named = await client.get("/dequeue", params=REFUND, headers={"Host": "queues:8080"})
+        foreign = await client.get("/dequeue", params=REFUND, headers={"Origin": "http://x"})
+
+    assert (named.status_code, foreign.status_code) == (200, 403)
+
+
+async def test_with_tokens_it_does_not_matter_which_page_asks(
+    guarded: httpx.AsyncClient, token: Callable[..., dict[str, str]]
+) -> None:
+    headers = {**token("payments"), "Host": "queues", "Origin": "https://example.org"}
+
+    assert (await guarded.get("/dequeue", params=REFUND, headers=headers)).status_code == 200
+
+
 async def test_so_many_queues_are_made_and_no_more(serving: Serving) -> None:
     async with serving(max_topic_queues=1) as client:
         await enqueue(client, item(b"x"))
@@ -198,6 +292,45 @@ async def test_so_many_queues_are_made_and_no_more(serving: Serving) -> None:
         answer = await client.get("/dequeue", params={**REFUND, "topic": "second"})
 
     assert answer.status_code == 409
+
+
+async def test_a_namespace_that_has_all_its_queues_leaves_others_theirs(
+    serving: Serving, token: Callable[..., dict[str, str]]
+) -> None:
+    async with serving(max_topic_queues=1, jwt_key=SECRET) as client:
+
+        async def status(namespace: str, topic: str) -> int:
+            query = {"namespace": namespace, "topic": topic}
+            answer = await client.get("/dequeue", params=query, headers=token(namespace))
+            return answer.status_code
+
+        assert await status("a", "first") == 200
+        assert await status("a", "second") == 409
+        assert await status("b", "first") == 200
+        gone = {"queue": "a/first"}
+        await client.post("/v1/delete_queue", json=gone, headers=token("a"))
+        assert await status("a", "second") == 200
+
+
+async def test_a_namespace_over_its_rate_makes_no_queue(
+    serving: Serving, system: AsyncSystem
+) -> None:
+    async with serving(rate_per_second=1, rate_burst=1) as client:
+        topics = [{**REFUND, "topic": topic} for topic in ("first", "second")]
+        answers = [await client.get("/dequeue", params=one) for one in topics]
+
+    assert [one.status_code for one in answers] == [200, 429]
+    assert await system.list_queues() == ["payments/first"]
+
+
+@pytest.mark.parametrize("path", ["/ack", "/nack"])
+async def test_an_item_of_a_topic_that_is_not_there_is_not_found_and_makes_no_queue(
+    client: httpx.AsyncClient, system: AsyncSystem, path: str
+) -> None:
+    answer = await client.post(path, json={"id": 1, **REFUND})
+
+    assert answer.status_code == 404
+    assert await system.list_queues() == []
 
 
 async def test_a_token_keeps_to_its_namespace(

@@ -66,6 +66,19 @@ async def test_a_name_that_is_not_known_is_refused(client: httpx.AsyncClient) ->
     assert "paylod" in answer.json()["message"]
 
 
+@pytest.mark.parametrize("operation", ["create_queue", "update_queue"])
+@pytest.mark.parametrize("name", ["self", "name", "filter", "changes", "leese_ms"])
+async def test_an_option_that_no_queue_has_is_refused(
+    client: httpx.AsyncClient, operation: str, name: str
+) -> None:
+    await ask(client, "create_queue", queue="q")
+
+    answer = await ask(client, operation, queue="q", options={name: 1})
+
+    assert answer.status_code == 400
+    assert f"{name} is no option of a queue" in answer.json()["message"]
+
+
 async def test_errors_have_their_status_and_name(client: httpx.AsyncClient) -> None:
     await ask(client, "create_queue", queue="there")
 
