@@ -161,6 +161,72 @@ def test_the_job_sets_bad_rows_aside_or_fails_with_their_reason(
 
 
 @pytest.mark.parametrize(
+    ("format", "text", "arguments", "bad"),
+    [
+        (
+            "csv",
+            "body,ttl,at\nhello,60,\nworld,abc,\nlater,,\nnever,5,soon\n",
+            ("--payload", "body", "--retention-seconds", "ttl", "--visible-at", "at"),
+            [
+                (1, "retention_seconds is 'abc', not a whole number of seconds"),
+                (3, "visible_at is 'soon', not a time like 2026-01-31T12:00:00Z"),
+            ],
+        ),
+        ("csv", "body,n\nhello,1\nbroken,2,MORE,FIELDS\nlater,3\nless\n", (), [(1, ""), (3, "")]),
+        ("csv", "body,n\nhello,1\nbroken,2,MORE\nlater,3\n", ("--payload", "body"), [(1, "")]),
+        ("json", '{"body":"hello"}\n{broken\n{"body":"later"}\n', (), [(1, "")]),
+        (
+            "json",
+            '{"body":"hello","ttl":7}\n{"body":"x","ttl":1e30}\n{"body":"later","ttl":1.5}\n',
+            ("--payload", "body", "--retention-seconds", "ttl"),
+            [(1, "retention_seconds is '1.0E30', not a whole number of seconds")],
+        ),
+    ],
+    ids=["no numbers or times", "other columns", "unread columns", "broken JSON", "too large"],
+)
+def test_rows_that_can_not_be_read_are_bad_rows_and_the_others_are_appended(
+    spark: SparkSession,
+    file_root: str,
+    tmp_path: Path,
+    format: str,
+    text: str,
+    arguments: tuple[str, ...],
+    bad: list[tuple[int, str]],
+) -> None:
+    (tmp_path / "in").write_text(text)
+    given = (str(tmp_path / "in"), "--store", file_root, "--format", format, *arguments)
+
+    code, summary = run_job(*given, "--job", "j", "--rejects", f"file://{tmp_path}/bad")
+
+    rejected = [
+        json.loads(line)
+        for path in (tmp_path / "bad" / "j").glob("part-*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    assert [one["row"] for one in rejected] == [row for row, _ in bad]
+    lines = text.splitlines()[1:] if format == "csv" else text.splitlines()
+    for one, (row, reason) in zip(rejected, bad, strict=True):
+        assert one["reason"].startswith(reason or "Spark could not parse it")
+        assert one["columns"]["_corrupt_record"] == (None if reason else lines[row])
+    assert (code, summary["rows"], summary["rejected"]) == (0, 2, len(bad))
+    found = "".join((one.payload or b"").decode() for one in committed(file_root))
+    assert "hello" in found
+    assert "later" in found
+    assert "_corrupt_record" not in found
+
+
+def test_a_file_in_which_nothing_can_be_parsed_is_refused(
+    spark: SparkSession, file_root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.json").write_text("no JSON\nat all\n")
+
+    code, _ = run_job(str(tmp_path / "in.json"), "--store", file_root, "--format", "json")
+
+    assert code == 2
+    assert "the input has no columns: is it json?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (("--payload", "body"), "--payload: the input has no column 'body'; it has value"),
