@@ -41,6 +41,7 @@ from opendata_queue.spark.columns import (
 from opendata_queue.spark.data_source import FORMAT
 from opendata_queue.spark.rejects import count_rejects
 from opendata_queue.spark.sessions import job_session, reason_of
+from opendata_queue.spark.sink import expired_at_most
 from opendata_queue.spark.visible import registered_job
 from opendata_queue.store import Objects, StoreSettings
 
@@ -85,6 +86,8 @@ class AppendSummary:
     rows: int | None
     bytes: int | None
     shards: int
+    expired: int | None
+    """At most so many rows had expired before they were committed."""
     rejected: int
     seconds: float
     rows_per_second: float
@@ -111,14 +114,16 @@ def append(spark: SparkSession, job: AppendJob, *, progress: bool = False) -> Ap
             f"job {job.name} was committed, and there is no trace of it: somebody removed "
             f"{job.store}/commits/{job.name}.json"
         )
-    rows = None
+    rows = expired = None
     if isinstance(after, Commit):
         rows = sum(shard.messages for shard in after.shards)
+        expired = expired_at_most(after.shards, after.committed_at)
     return AppendSummary(
         job=job.name,
         rows=rows,
         bytes=sum(one.bytes for one in after.shards) if isinstance(after, Commit) else None,
         shards=len(after.shards) if isinstance(after, Commit) else after.shards,
+        expired=expired,
         rejected=0 if job.rejects is None else asyncio.run(count_rejects(job.rejects, job.name)),
         seconds=round(seconds, 3),
         rows_per_second=0.0 if before or rows is None else round(rows / seconds, 1),
@@ -348,6 +353,8 @@ def _print(summary: AppendSummary) -> None:
     print(f"rows     {_counted(summary.rows)}")
     print(f"bytes    {_counted(summary.bytes)}")
     print(f"shards   {summary.shards:,}")
+    if summary.expired:
+        print(f"expired  up to {summary.expired:,}: their retention ended before the commit")
     print(f"rejected {summary.rejected:,}")
     if not summary.repeated:
         print(f"speed    {summary.rows_per_second:,.0f} rows/s in {summary.seconds:.1f} s")

@@ -19,14 +19,15 @@ from typer.testing import CliRunner
 import opendata_queue as odq
 from opendata_queue import NewMessage
 from opendata_queue.cli import app
-from opendata_queue.commit_files import CommitFiles
+from opendata_queue.commit_files import CommitFiles, CommittedShard
 from opendata_queue.errors import StoreAccessError
-from opendata_queue.shard_files import ShardFiles
+from opendata_queue.shard_files import FIRST_BULK_SHARD, ShardFiles
 from opendata_queue.spark import append as append_job
 from opendata_queue.spark import backtest as backtest_module
 from opendata_queue.spark.backtest import backtest
 from opendata_queue.spark.sessions import job_session
 from opendata_queue.store import Objects, StoreSettings
+from tests.shards.bulk_jobs import commit
 from tests.spark.bulk_log import committed, payloads
 from tests.spark.driver import named
 
@@ -120,6 +121,33 @@ def test_a_job_whose_commit_was_removed_since_is_recognised(
     assert "not known any more" in printed[1]
     assert asyncio.run(CommitFiles(objects).jobs()) == []
     assert len(asyncio.run(ShardFiles(objects).bulk_shards())) == 1
+
+
+def test_the_summary_says_how_many_rows_had_expired_before_the_commit(
+    spark: SparkSession, file_root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named(spark, "row", 10, 1).write.parquet(str(tmp_path / "in"))
+    # A job that took so long was run before, and is run again.
+    shards = [
+        CommittedShard(
+            shard=FIRST_BULK_SHARD + messages,
+            messages=messages,
+            next_sequence=messages,
+            bytes=1,
+            expires_from=expires_from,
+            expires_at=0,
+        )
+        for messages, expires_from in ((2, 999), (3, 1_000), (4, 0))
+    ]
+    asyncio.run(commit(file_root, "orders", shards, now_ms=1_000))
+    arguments = [str(tmp_path / "in"), "--store", file_root, "--job", "orders"]
+
+    code, summary = run_job(*arguments)
+    printed = append_job.main(arguments), capsys.readouterr().out
+
+    assert (code, printed[0]) == (0, 0)
+    assert (summary["rows"], summary["expired"]) == (9, 2)
+    assert "expired  up to 2: their retention ended before the commit" in printed[1]
 
 
 def test_the_job_takes_json_lines_csv_and_tables(
