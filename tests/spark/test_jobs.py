@@ -387,6 +387,7 @@ def test_the_command_shows_a_backtest(spark: SparkSession, tmp_path: Path) -> No
     with odq.open(root) as system:
         system.create_queue("other", filter="region = 'apj'")
         system.publish(b"", headers={"region": "emea"})
+        system.create_queue("late", filter="region = 'emea'")
         command = ["spark", "backtest", "--store", root, "--filter", "region = 'emea'"]
 
         shown = CliRunner().invoke(app, [*command, "--since", "1h"])
@@ -395,6 +396,11 @@ def test_the_command_shows_a_backtest(spark: SparkSession, tmp_path: Path) -> No
 
     assert (shown.exit_code, printed.exit_code, wrong.exit_code) == (0, 0, 2)
     assert "region = 'emea'  1        1" in shown.output
+    # Of a queue that came later its filter is meant, not what it got.
+    assert ["queue", "matches", "as", "well"] in [
+        line.split() for line in shown.output.splitlines()
+    ]
+    assert ["late", "1"] in [line.split() for line in shown.output.splitlines()]
     answer = json.loads(printed.output)
-    assert (answer["matched"], answer["overlap"]) == (1, {"other": 0})
+    assert (answer["matched"], answer["overlap"]) == (1, {"late": 1, "other": 0})
     assert answer["examples"][0]["headers"] == {"region": "emea"}
