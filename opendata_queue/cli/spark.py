@@ -61,7 +61,9 @@ def backtest(
     store: RootStore = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a new queue would have received: by the hour, and which queues got it too.
+    """Show what a new queue would have received: by the hour, and which filters match it too.
+
+    The latter are the filters that existing queues have now, whenever these were made.
 
     Examples:
       odq spark backtest --filter "region = 'emea' AND price > 100" --since 7d
@@ -85,7 +87,7 @@ def backtest(
     if found.queues_left_out:
         note(f"{found.queues_left_out} queues were not compared with: there are too many")
     print_table(["hour", "messages"], [(_shown(hour), count) for hour, count in found.hours])
-    print_table(["queue", "has as well"], list(found.overlap.items()))
+    print_table(["queue", "matches as well"], list(found.overlap.items()))
     print_table(
         ["example", "headers"], [(one["message_id"], one["headers"]) for one in found.examples]
     )

@@ -21,7 +21,7 @@ from typing import Final
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, StringType
+from pyspark.sql.types import BinaryType, IntegralType, StringType, StructField
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -29,6 +29,7 @@ from odq_encodings import BulkJob
 from opendata_queue.commit_files import Commit, CommitFiles, check_job
 from opendata_queue.errors import CorruptStoreError, InvalidInputError, OdqError
 from opendata_queue.spark.columns import (
+    CORRUPT_RECORD,
     CREATED_AT,
     HEADERS,
     KNOWN,
@@ -40,10 +41,13 @@ from opendata_queue.spark.columns import (
 from opendata_queue.spark.data_source import FORMAT
 from opendata_queue.spark.rejects import count_rejects
 from opendata_queue.spark.sessions import job_session, reason_of
+from opendata_queue.spark.sink import expired_at_most
 from opendata_queue.spark.visible import registered_job
 from opendata_queue.store import Objects, StoreSettings
 
 FORMATS: Final = ("parquet", "json", "csv", "table")
+_PARSED: Final = ("json", "csv")
+"""Formats of text, in which a row may be broken."""
 _FAILED: Final = 1
 _WRONG_INPUT: Final = 2
 _PROGRESS_INTERVAL_S: Final = 0.2
@@ -82,6 +86,8 @@ class AppendSummary:
     rows: int | None
     bytes: int | None
     shards: int
+    expired: int | None
+    """At most so many rows had expired before they were committed."""
     rejected: int
     seconds: float
     rows_per_second: float
@@ -108,14 +114,16 @@ def append(spark: SparkSession, job: AppendJob, *, progress: bool = False) -> Ap
             f"job {job.name} was committed, and there is no trace of it: somebody removed "
             f"{job.store}/commits/{job.name}.json"
         )
-    rows = None
+    rows = expired = None
     if isinstance(after, Commit):
         rows = sum(shard.messages for shard in after.shards)
+        expired = expired_at_most(after.shards, after.committed_at)
     return AppendSummary(
         job=job.name,
         rows=rows,
         bytes=sum(one.bytes for one in after.shards) if isinstance(after, Commit) else None,
         shards=len(after.shards) if isinstance(after, Commit) else after.shards,
+        expired=expired,
         rejected=0 if job.rejects is None else asyncio.run(count_rejects(job.rejects, job.name)),
         seconds=round(seconds, 3),
         rows_per_second=0.0 if before or rows is None else round(rows / seconds, 1),
@@ -142,7 +150,7 @@ def messages_of(frame: DataFrame, job: AppendJob) -> DataFrame:
             column = column.cast("string")
         columns.append(column.alias(PAYLOAD))
     elif job.payload_uri is None:
-        columns.append(F.to_json(F.struct("*")).alias(PAYLOAD))
+        columns.append(F.to_json(F.struct(*map(_column, _given(frame, job)))).alias(PAYLOAD))
     for name, source in (
         (HEADERS, job.headers),
         (CREATED_AT, job.created_at),
@@ -151,10 +159,25 @@ def messages_of(frame: DataFrame, job: AppendJob) -> DataFrame:
         if source is not None:
             columns.append(_column(source).alias(name))
     if job.retention_seconds is not None:
-        retention = job.retention_seconds
-        number = F.lit(int(retention)) if retention.isdecimal() else _column(retention)
-        columns.append(number.cast("long").alias(RETENTION_SECONDS))
+        columns.append(_retention(frame, job.retention_seconds).alias(RETENTION_SECONDS))
+    if job.format in _PARSED:
+        columns.append(_column(CORRUPT_RECORD))
     return frame.select(*columns, *map(_column, job.header_columns))
+
+
+def _given(frame: DataFrame, job: AppendJob) -> list[str]:
+    """The columns that the input has of its own."""
+    return [name for name in frame.columns if name != CORRUPT_RECORD or job.format not in _PARSED]
+
+
+def _retention(frame: DataFrame, retention: str) -> Column:
+    """Seconds, or the text of what is no number: the sink knows which row it is in."""
+    if retention.isdecimal():
+        return F.lit(int(retention)).cast("long")
+    column = _column(retention)
+    if isinstance(frame.schema[retention].dataType, IntegralType | StringType):
+        return column
+    return F.coalesce(column.try_cast("long").cast("string"), column.cast("string"))
 
 
 def _column(name: str) -> Column:
@@ -165,6 +188,9 @@ def _column(name: str) -> Column:
 
 def _check_columns(frame: DataFrame, job: AppendJob) -> None:
     """Refuse names that mean no column, all in the same way and before Spark looks at them."""
+    given = _given(frame, job)
+    if not given:
+        raise InvalidInputError(f"the input has no columns: is it {job.format}?")
     retention = job.retention_seconds
     named = [
         ("--payload", job.payload),
@@ -176,9 +202,9 @@ def _check_columns(frame: DataFrame, job: AppendJob) -> None:
         *(("--header", name) for name in job.header_columns),
     ]
     for option, name in named:
-        if name is not None and name not in frame.columns:
+        if name is not None and name not in given:
             raise InvalidInputError(
-                f"{option}: the input has no column {name!r}; it has {', '.join(frame.columns)}"
+                f"{option}: the input has no column {name!r}; it has {', '.join(given)}"
             )
         if name is not None and frame.columns.count(name) > 1:
             raise InvalidInputError(f"{option}: the input has {name!r} more than once: rename one")
@@ -195,10 +221,17 @@ def _input(spark: SparkSession, job: AppendJob) -> DataFrame:
         for other in others:
             first = first.unionByName(other)
         return first
-    reader = spark.read
+    reader, inputs = spark.read.format(job.format), list(job.inputs)
+    if job.format not in _PARSED:
+        return reader.load(inputs)
+    # Of a CSV row whose columns are not all looked at Spark does not see that it has too many.
+    reader = reader.options(columnNameOfCorruptRecord=CORRUPT_RECORD, columnPruning="false")
     if job.format == "csv":
         reader = reader.option("header", "true")
-    return reader.format(job.format).load(list(job.inputs))
+    schema = reader.load(inputs).schema
+    if CORRUPT_RECORD not in schema.names:
+        schema = schema.add(StructField(CORRUPT_RECORD, StringType()))
+    return reader.schema(schema).load(inputs)
 
 
 # --- progress -------------------------------------------------------------------------------------
@@ -320,6 +353,8 @@ def _print(summary: AppendSummary) -> None:
     print(f"rows     {_counted(summary.rows)}")
     print(f"bytes    {_counted(summary.bytes)}")
     print(f"shards   {summary.shards:,}")
+    if summary.expired:
+        print(f"expired  up to {summary.expired:,}: their retention ended before the commit")
     print(f"rejected {summary.rejected:,}")
     if not summary.repeated:
         print(f"speed    {summary.rows_per_second:,.0f} rows/s in {summary.seconds:.1f} s")

@@ -23,7 +23,11 @@ MAX_EXAMPLES: Final = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backtest:
-    """``hours`` are (start in ms, messages), ``overlap`` says how many each queue got as well."""
+    """What a filter matches, in all and by hours, which are (start in ms, messages).
+
+    ``overlap`` says how many of them the filter of each existing queue matches as well. That is not
+    what the queue got: it may be younger than they are, and may have had another filter.
+    """
 
     filter: str
     looked_at: int

@@ -9,6 +9,7 @@ ways write the same rows.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +31,17 @@ HEADERS: Final = "headers"
 CREATED_AT: Final = "created_at"
 VISIBLE_AT: Final = "visible_at"
 RETENTION_SECONDS: Final = "retention_seconds"
-KNOWN: Final = (PAYLOAD, PAYLOAD_URI, HEADERS, CREATED_AT, VISIBLE_AT, RETENTION_SECONDS)
+CORRUPT_RECORD: Final = "_corrupt_record"
+"""Spark's own name: the text of a row that it could not parse."""
+KNOWN: Final = (
+    PAYLOAD,
+    PAYLOAD_URI,
+    HEADERS,
+    CREATED_AT,
+    VISIBLE_AT,
+    RETENTION_SECONDS,
+    CORRUPT_RECORD,
+)
 
 MAX_TEXT_BYTES: Final = 65_535
 
@@ -41,6 +52,9 @@ Batch: TypeAlias = Any
 _BINARY: Final = pa.large_binary()
 _EMPTY: Final = pa.scalar(b"", _BINARY)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_BLANKS: Final = " \t\r\n"
+# Arrow would take 0x10 for a number as well, and Python 1_000. More digits may be too many for it.
+_WHOLE_NUMBER: Final = "^[0-9]{1,18}$"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,8 +107,9 @@ def plain_messages(batch: Batch, layout: Layout) -> PlainMessages | None:
 def _plain_messages(batch: Batch, layout: Layout) -> PlainMessages:
     if not layout.has(PAYLOAD):
         raise _Unusual
-    if layout.has(PAYLOAD_URI) and batch.column(PAYLOAD_URI).null_count < batch.num_rows:
-        raise _Unusual
+    for name in (PAYLOAD_URI, CORRUPT_RECORD):
+        if layout.has(name) and batch.column(name).null_count < batch.num_rows:
+            raise _Unusual
     payload = _as_binary(batch.column(PAYLOAD))
     if payload.null_count or _longest(payload) > MAX_INLINE_PAYLOAD_BYTES:
         raise _Unusual
@@ -203,7 +218,11 @@ def _plain_retention(batch: Batch, layout: Layout) -> Array | None:
     if not layout.has(RETENTION_SECONDS):
         return None
     column = batch.column(RETENTION_SECONDS)
-    if not pa.types.is_integer(column.type):
+    if _is_text(column):
+        column = pc.utf8_trim(pc.cast(_as_utf8(column), pa.large_string()), _BLANKS)
+        if pc.all(pc.match_substring_regex(column, _WHOLE_NUMBER)).as_py() is False:
+            raise _Unusual
+    elif not pa.types.is_integer(column.type):
         raise _Unusual
     seconds = pc.fill_null(pc.cast(column, pa.int64()), 0)
     limits = pc.min_max(seconds).as_py()
@@ -220,9 +239,13 @@ def _as_binary(column: Array) -> Array:
     return pc.cast(column, _BINARY)
 
 
+def _is_text(column: Array) -> bool:
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
 def _as_utf8(column: Array) -> Array:
     """The bytes of a column as text."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if _is_text(column):
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:
@@ -249,7 +272,7 @@ def _rows(batch: Batch, layout: Layout) -> Iterator[_Row]:
             columns[name] = _as_binary(column).to_pylist()
         elif pa.types.is_timestamp(column.type):
             columns[name] = _milliseconds(column).to_pylist()
-        elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        elif _is_text(column):
             columns[name] = _as_binary(column).to_pylist()
         else:
             columns[name] = column.to_pylist()
@@ -258,7 +281,7 @@ def _rows(batch: Batch, layout: Layout) -> Iterator[_Row]:
 
 
 def _texts(column: Array) -> list[bytes | None]:
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+    if not _is_text(column):
         column = pc.cast(column, pa.large_string())
     texts: list[bytes | None] = _as_binary(column).to_pylist()
     return texts
@@ -277,6 +300,8 @@ def _maps(column: Array) -> list[list[tuple[bytes, bytes | None]]]:
 
 
 def _message(row: _Row, layout: Layout) -> NewMessage:
+    if layout.has(CORRUPT_RECORD) and row[CORRUPT_RECORD] is not None:
+        raise InvalidInputError("Spark could not parse it: it is broken, or has other columns")
     headers: dict[str, str] = {}
     if layout.has(HEADERS):
         for key, value in row[HEADERS]:
@@ -326,4 +351,9 @@ def _time(row: _Row, layout: Layout, name: str) -> int | None:
 
 def _retention(row: _Row, layout: Layout) -> int:
     value = row[RETENTION_SECONDS] if layout.has(RETENTION_SECONDS) else None
-    return 0 if value is None else value
+    if not isinstance(value, bytes):
+        return 0 if value is None else value
+    text = _text(RETENTION_SECONDS, value)
+    if re.match(_WHOLE_NUMBER, text.strip(_BLANKS)) is None:
+        raise InvalidInputError(f"{RETENTION_SECONDS} is {text!r}, not a whole number of seconds")
+    return int(text)

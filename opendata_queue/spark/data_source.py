@@ -24,6 +24,7 @@ from pyspark.sql.types import (
 
 from opendata_queue.errors import InvalidInputError
 from opendata_queue.spark.columns import (
+    CORRUPT_RECORD,
     CREATED_AT,
     HEADERS,
     PAYLOAD,
@@ -107,7 +108,8 @@ _TYPES: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
     HEADERS: ((MapType,), "map<string,string>"),
     CREATED_AT: (_TIMES, "timestamp, string or bigint (milliseconds)"),
     VISIBLE_AT: (_TIMES, "timestamp, string or bigint (milliseconds)"),
-    RETENTION_SECONDS: ((IntegralType,), "an integer"),
+    RETENTION_SECONDS: ((IntegralType, StringType), "an integer, or its text"),
+    CORRUPT_RECORD: ((StringType,), "string"),
 }
 _HEADER_TYPES: Final = (
     (StringType, NumericType, BooleanType, DateType, TimestampType, TimestampNTZType),

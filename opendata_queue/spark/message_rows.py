@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
@@ -16,9 +17,10 @@ from odq_encodings import (
     inline_payload,
     message_metadata_fields,
 )
-from opendata_queue.clock import SystemClock
-from opendata_queue.errors import OdqError
-from opendata_queue.payloads import PayloadStore, is_user_uri
+from opendata_queue.clock import Clock, SystemClock
+from opendata_queue.errors import CorruptStoreError, OdqError
+from opendata_queue.metadata_log import MetadataLog
+from opendata_queue.payloads import is_user_uri
 from opendata_queue.shard_files import is_bulk
 from opendata_queue.spark.arrow_rows import Batches
 from opendata_queue.spark.columns import Batch
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _BATCH_ROWS: Final = 10_000
 _BATCH_BYTES: Final = 16 * 1024 * 1024
+_BLOBS_AT_ONCE: Final = 8
 _ID_OFFSET: Final = 2
 # In the order of ``MetadataFields``.
 _FIELDS: Final = (
@@ -41,17 +44,26 @@ _FIELDS: Final = (
 )
 
 
+_Payload = tuple[bytes | None, str | None]
+"""The bytes, or a user's URI."""
+
+
 async def message_batches(
-    objects: Objects, ranges: Sequence[ShardRange], batches: Batches, now_ms: int
+    objects: Objects,
+    ranges: Sequence[ShardRange],
+    batches: Batches,
+    now_ms: int,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Batch]:
     """The messages of some ranges that have not expired at ``now_ms``.
 
     Retention drops a bulk shard whole, also one that somebody is about to read: all of it is past
-    its time by then, and left out.
+    its time by then, and left out. So are messages that go while they are read.
     """
+    clock = clock or SystemClock()
     for one in ranges:
         try:
-            async for batch in _batches_of(objects, one, batches, now_ms):
+            async for batch in _batches_of(objects, one, batches, now_ms, clock):
                 yield batch
         except OdqError as error:
             if not is_bulk(one.shard) or await is_visible(objects, one.shard):
@@ -60,7 +72,7 @@ async def message_batches(
 
 
 async def _batches_of(
-    objects: Objects, one: ShardRange, batches: Batches, now_ms: int
+    objects: Objects, one: ShardRange, batches: Batches, now_ms: int, clock: Clock
 ) -> AsyncIterator[Batch]:
     async with shard_reader(objects, one.shard) as reader:
         wants_payloads = "payload" in batches.names or "payload_uri" in batches.names
@@ -69,12 +81,18 @@ async def _batches_of(
         columns: dict[str, list[Any]] = {"payload": [], "payload_uri": []}
         size_bytes = 0
         async for entries in _entries(reader, one, now_ms):
-            gathered += entries
             if payloads is not None and entries:
-                for payload, uri in await payloads.of(entries):
+                found = await payloads.of(entries)
+                if None in found:
+                    pairs = list(zip(entries, found, strict=True))
+                    lost = [entry for entry, payload in pairs if payload is None]
+                    await _check_gone(objects, one.shard, lost, clock.now_ms())
+                    entries = [entry for entry, payload in pairs if payload is not None]
+                for payload, uri in filter(None, found):
                     columns["payload"].append(payload)
                     columns["payload_uri"].append(uri)
                     size_bytes += len(payload or b"")
+            gathered += entries
             if len(gathered) >= _BATCH_ROWS or size_bytes >= _BATCH_BYTES:
                 yield _batch(batches, gathered, columns)
                 gathered, columns, size_bytes = [], {"payload": [], "payload_uri": []}, 0
@@ -91,12 +109,34 @@ async def _entries(
             entries = [message_metadata_fields(value) for _, value in rows]
         except EncodingError:  # again, to say which row it is
             entries = [reader.decode(message_metadata_fields, key, value) for key, value in rows]
-        yield [
-            entry
-            for entry in entries
-            for _, _, received_at, _, retention_seconds, _ in (entry,)
-            if not retention_seconds or now_ms <= received_at + retention_seconds * 1000
-        ]
+        yield _not_past(entries, now_ms)
+
+
+def _not_past(entries: Sequence[MetadataFields], now_ms: int) -> list[MetadataFields]:
+    return [
+        entry
+        for entry in entries
+        for _, _, received_at, _, retention_seconds, _ in (entry,)
+        if not retention_seconds or now_ms <= received_at + retention_seconds * 1000
+    ]
+
+
+async def _check_gone(
+    objects: Objects, shard: int, lost: Sequence[MetadataFields], now_ms: int
+) -> None:
+    """Messages without a payload must be past their time, or must have been deleted meanwhile."""
+    ids = [message_id for message_id, *_ in _not_past(lost, now_ms)]
+    if not ids:
+        return
+    # A message's rows go together, and before its blob: who looks again sees neither.
+    async with shard_reader(objects, shard) as later:
+        left = await MetadataLog(later).read_fields(ids)
+        if left:
+            first = min(left)
+            raise CorruptStoreError(
+                f"the payload of message {first} is missing: {later.name}",
+                key=encode_payload_key(first),
+            )
 
 
 class _Payloads:
@@ -105,12 +145,13 @@ class _Payloads:
     def __init__(self, reader: DatabaseReader, objects: Objects, one: ShardRange) -> None:
         base = one.shard << 32
         self._reader = reader
+        self._objects = objects
         self._rows = reader.scan(encode_payload_key(base + one.first), _end_key(base + one.end))
-        self._blobs = PayloadStore(reader, objects, one.shard, SystemClock())
         self._at_hand: dict[int, bytes] = {}
         self._read_up_to = -1
 
-    async def of(self, entries: Sequence[MetadataFields]) -> list[tuple[bytes | None, str | None]]:
+    async def of(self, entries: Sequence[MetadataFields]) -> list[_Payload | None]:
+        """The payload of each; none where there is none any more."""
         last = entries[-1][0]
         while self._read_up_to < last:
             rows = await anext(self._rows, None)
@@ -119,12 +160,12 @@ class _Payloads:
             for key, value in rows:
                 self._at_hand[int.from_bytes(key[_ID_OFFSET:], "big")] = value
             self._read_up_to = int.from_bytes(rows[-1][0][_ID_OFFSET:], "big")
-        found: list[tuple[bytes | None, str | None]] = []
-        large: dict[int, int] = {}
+        found: list[_Payload | None] = []
+        large: dict[int, str] = {}
         for message_id, *_ in entries:
             stored = self._at_hand.get(message_id)
-            if stored is None:  # freed since: its retention is over
-                found.append((None, None))
+            if stored is None:
+                found.append(None)
                 continue
             data = inline_payload(stored)
             if data is not None:
@@ -137,15 +178,22 @@ class _Payloads:
             elif is_user_uri(payload.uri):
                 found.append((None, payload.uri))
             else:
-                large[message_id] = len(found)
-                found.append((None, None))
-        if large:
-            blobs = await self._blobs.read_many(large)
-            for message_id, place in large.items():
-                blob = blobs.get(message_id)
-                found[place] = (blob if isinstance(blob, bytes) else None, None)
+                large[len(found)] = payload.uri
+                found.append(None)
+        for place, blob in (await self._read_blobs(large)).items():
+            found[place] = (blob, None)
         self._at_hand = {one: row for one, row in self._at_hand.items() if one > last}
         return found
+
+    async def _read_blobs(self, paths: dict[int, str]) -> dict[int, bytes]:
+        """The objects that are there, by their places."""
+        blobs: dict[int, bytes] = {}
+        places = list(paths)
+        for start in range(0, len(places), _BLOBS_AT_ONCE):
+            some = places[start : start + _BLOBS_AT_ONCE]
+            read = await asyncio.gather(*(self._objects.read(paths[one]) for one in some))
+            blobs |= {one: data for one, data in zip(some, read, strict=True) if data is not None}
+        return blobs
 
 
 def _end_key(message_id: int) -> bytes:

@@ -231,8 +231,10 @@ async def _commit(task: SinkTask, job: str, reports: Sequence[TaskReport]) -> st
     if few:
         results.append(await _shard_of(few, task.layout, objects, job))
     shards = [CommittedShard(**asdict(one)) for one in results]
-    _check_young(job, shards, SystemClock().now_ms())
-    commit = Commit.new(job, shards, now_ms=SystemClock().now_ms())
+    now_ms = SystemClock().now_ms()
+    _check_young(job, shards, now_ms)
+    _check_expired(job, shards, now_ms)
+    commit = Commit.new(job, shards, now_ms=now_ms)
     if options.rejects is not None:
         rejected = [(one.partition, one.rejected) for one in reports]
         await choose_rejects(options.rejects, job, commit.holder, rejected)
@@ -273,6 +275,30 @@ def _check_young(job: str, shards: Sequence[CommittedShard], now_ms: int) -> Non
             f"job {job} can't be committed: its shard {old[0]} was begun more than 6 days ago, and "
             "may have been removed. Nothing was added: run it again, in smaller parts"
         )
+
+
+def _check_expired(job: str, shards: Sequence[CommittedShard], now_ms: int) -> None:
+    """Retention runs from when a row was written: a long job may have outlived its rows."""
+    messages = sum(one.messages for one in shards)
+    if messages and all(0 < (one.expires_at or 0) < now_ms for one in shards if one.messages):
+        raise InvalidInputError(
+            f"job {job} can't be committed: it took longer than the retention of its rows, and all "
+            f"{messages} have expired. Nothing was added: give them a longer retention"
+        )
+    expired = expired_at_most(shards, now_ms)
+    if expired:
+        logger.warning(
+            "job %s took longer than the retention of some of its rows: up to %d of %d have "
+            "expired before the commit, and nobody will get them",
+            job,
+            expired,
+            messages,
+        )
+
+
+def expired_at_most(shards: Sequence[CommittedShard], committed_at: int) -> int:
+    """How many messages had expired at a commit: all those of shards in which one had."""
+    return sum(one.messages for one in shards if 0 < (one.expires_from or 0) < committed_at)
 
 
 def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:

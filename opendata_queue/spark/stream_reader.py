@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from opendata_queue.clock import SystemClock
@@ -48,9 +54,18 @@ STREAM_OPTIONS: Final = (
     "maxRowsPerTrigger",
 )
 _LIVE, _BULK = "live", "bulk"
+_UNBOUNDED: Final = 1 << 64
 
 
-class MessagesStreamReader(DataSourceStreamReader):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Available:
+    """What there is to read: the logs of live shards, and bulk shards below a number."""
+
+    live: tuple[ShardRange, ...]
+    next_number: int
+
+
+class MessagesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """``spark.readStream.format("opendata_queue")``."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
@@ -66,12 +81,21 @@ class MessagesStreamReader(DataSourceStreamReader):
         self._starts_at_latest = starting == "latest"
         self._max_rows = integer_of(options, "maxRowsPerTrigger", 0, 1, 1 << 62)
         self._rows = integer_of(options, "rowsPerPartition", ROWS_PER_PARTITION, 1, 1 << 32)
+        self._until: _Available | None = None
         asyncio.run(check_root(self._root))
 
     def initialOffset(self) -> Offset:
+        available = asyncio.run(self._all())
         if self._starts_at_latest:
-            return asyncio.run(self._latest())
-        return {_LIVE: {}, _BULK: 0}
+            live = {str(one.shard): one.end for one in available.live if one.end}
+            return {_LIVE: live, _BULK: available.next_number}
+        # A log may begin late: what comes before would be planned for, in vain.
+        live = {str(one.shard): one.first for one in available.live if one.first}
+        return {_LIVE: live, _BULK: 0}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Spark will read what is there now, in batches within the limit, and then end."""
+        self._until = asyncio.run(self._all())
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._max_rows) if self._max_rows else ReadAllAvailable()
@@ -94,38 +118,39 @@ class MessagesStreamReader(DataSourceStreamReader):
         batches = Batches(self._schema)
         return in_steps(message_batches(objects, partition.ranges, batches, partition.now_ms))
 
-    async def _latest(self) -> Offset:
+    async def _all(self) -> _Available:
         objects = open_objects(self._root)
-        live = {}
-        for shard in await live_shards(objects):
-            found = await live_range(objects, shard)
-            if found.end:
-                live[str(shard)] = found.end
-        return {_LIVE: live, _BULK: await next_number(objects)}
+        live = [await live_range(objects, shard) for shard in await live_shards(objects)]
+        return _Available(live=tuple(live), next_number=await next_number(objects))
 
     async def _end(self, start: Offset, most: int | None) -> Offset:
         """How far to read now: everything, or about ``most`` messages, bulk shards whole."""
-        end = await self._latest()
-        if most is None:
-            return end
-        left = most
-        for shard, sequence in end[_LIVE].items():
-            first = start[_LIVE].get(shard, 0)
-            end[_LIVE][shard] = min(sequence, first + max(0, left))
-            left -= end[_LIVE][shard] - first
-        objects = open_objects(self._root)
-        number = start[_BULK]
-        if number < end[_BULK]:
-            async with moment_of(objects, QUEUE_STORE) as queues:
-                assert queues is not None  # it has given out numbers
-                async for row_number, row in registered(queues, number, end[_BULK]):
-                    if left <= 0:
-                        break
-                    left -= row.messages
-                    number = row_number + 1
-            if left > 0:
-                number = end[_BULK]
-        return {_LIVE: {k: v for k, v in end[_LIVE].items() if v}, _BULK: number}
+        available = self._until or await self._all()
+        left = _UNBOUNDED if most is None else most
+        live = dict(start[_LIVE])
+        for one in available.live:
+            # What retention has removed since is not there to be read, nor to be counted.
+            first = max(live.get(str(one.shard), 0), one.first)
+            end = min(one.end, first + max(0, left))
+            if end > first:
+                live[str(one.shard)] = end
+                left -= end - first
+        number = available.next_number
+        if most is not None:
+            number = await self._bulk_end(start[_BULK], available, left)
+        return {_LIVE: live, _BULK: number}
+
+    async def _bulk_end(self, number: int, available: _Available, left: int) -> int:
+        if number >= available.next_number:
+            return number
+        async with moment_of(open_objects(self._root), QUEUE_STORE) as queues:
+            assert queues is not None  # it has given out numbers
+            async for row_number, row in registered(queues, number, available.next_number):
+                if left <= 0:
+                    return number
+                left -= row.messages
+                number = row_number + 1
+        return available.next_number
 
     async def _ranges(self, start: Offset, end: Offset) -> list[ShardRange]:
         ranges = [

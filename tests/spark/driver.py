@@ -4,9 +4,9 @@
     python -m tests.spark.driver stream S3_ROOT FILE_ROOT INPUT CHECKPOINTS
 
 ``append`` appends the jobs ``after``, ``during`` and ``before`` to both roots, as if they were four
-programs. ``stream`` appends the lines of the text files in INPUT to both of them, a file for each
-batch. On files they wait at their commits, as ``stalling`` says; on S3 the test's server sees to
-that.
+programs; to files with rows that are enough for a shard of each task. ``stream`` appends the lines
+of the text files in INPUT to both of them, a file for each batch. On files they wait at their
+commits, as ``stalling`` says; on S3 the test's server sees to that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tests.spark.conftest import FAST
 from tests.spark.stalling import BEFORE, DURING, STALLING, StallingSource
 
 AFTER = "after"
-ROWS = 200
+ROWS = 1_000
+FILLING = "." * 1_000
 
 
 def session() -> SparkSession:
@@ -41,13 +42,20 @@ def named(spark: SparkSession, name: str, rows: int = 1_000, partitions: int = 3
     return frame.select(F.concat(F.lit(f"{name}-"), "id").alias("payload"))
 
 
+def large(frame: DataFrame) -> DataFrame:
+    """The same rows with more in them: every task has enough for a shard of its own."""
+    return frame.select(F.concat("payload", F.lit(FILLING)).alias("payload"))
+
+
 def append(s3_root: str, file_root: str) -> None:
     spark = session()
 
     def run(name: str, root: str, jobs: tuple[str, ...]) -> None:
         register(spark)
         for job in jobs:
-            writer = named(spark, job, ROWS).write.format(name).mode("append")
+            frame = named(spark, job, ROWS)
+            frame = large(frame) if root == file_root else frame
+            writer = frame.write.format(name).mode("append")
             writer.option("path", root).option("jobId", job).save()
 
     for name, root in ((FORMAT, s3_root), (STALLING, file_root)):

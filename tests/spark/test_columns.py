@@ -172,6 +172,15 @@ UNDECODABLE = pa.Array.from_buffers(
         ({"payload": [b"p"], "visible_at": ["2026-02-30T00:00:00Z"]}, "2026-02-30"),
         ({"payload": [b"p"], "retention_seconds": [-1]}, "retention_seconds is -1"),
         ({"payload": [b"p"], "retention_seconds": [1 << 32]}, "retention_seconds"),
+        ({"payload": [b"p"], "retention_seconds": ["abc"]}, "retention_seconds is 'abc'"),
+        ({"payload": [b"p"], "retention_seconds": [""]}, "retention_seconds is ''"),
+        ({"payload": [b"p"], "retention_seconds": ["0x10"]}, "not a whole number of seconds"),
+        ({"payload": [b"p"], "retention_seconds": ["1_000"]}, "not a whole number of seconds"),
+        ({"payload": [b"p"], "retention_seconds": ["-1"]}, "not a whole number of seconds"),
+        ({"payload": [b"p"], "retention_seconds": ["9" * 19]}, "not a whole number of seconds"),
+        ({"payload": [b"p"], "retention_seconds": [str(1 << 32)]}, "retention_seconds"),
+        ({"payload": [b"p"], "retention_seconds": UNDECODABLE}, "no UTF-8: fffe"),
+        ({"payload": [b"p"], "_corrupt_record": ["{broken"]}, "Spark could not parse it"),
     ],
 )
 def test_a_bad_row_is_found_with_its_reason(columns: dict[str, Any], reason: str) -> None:
@@ -213,6 +222,31 @@ def test_times_may_be_text() -> None:
         (1_767_225_600_000, 1_767_225_600_000, 0),
         (-500, None, 0),
     ]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_retentions_may_be_text(kind: Any) -> None:
+    found = batch(
+        payload=[b"p"] * 4, retention_seconds=pa.array(["60", " 07 ", None, "4294967295"], kind)
+    )
+    layout = Layout(columns=("payload", "retention_seconds"))
+
+    checked, bad = checked_messages(found, layout)
+    plain = plain_messages(found, layout)
+
+    assert bad == []
+    assert [one.retention_seconds for one in checked] == [60, 7, 0, 4294967295]
+    assert plain is not None
+    assert packed_rows(plain, 7) == put_rows(checked, 7)
+
+
+def test_rows_that_spark_could_parse_stay_plain() -> None:
+    found = batch(payload=[b"p", b"p"], _corrupt_record=pa.nulls(2, pa.string()))
+
+    plain = plain_messages(found, Layout(columns=("payload", "_corrupt_record")))
+
+    assert plain is not None
+    assert len(plain) == 2
 
 
 def test_a_header_that_is_null_is_no_header() -> None:

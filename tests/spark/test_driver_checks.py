@@ -24,14 +24,16 @@ from opendata_queue.system import read_root
 DAY_MS = 86_400_000
 
 
-def report(partition: int, reserved_at: int) -> TaskReport:
+def report(
+    partition: int, reserved_at: int, *, expires_from: int = 0, expires_at: int = 0
+) -> TaskReport:
     result = BulkResult(
         shard=earliest_bulk_shard(reserved_at),
         messages=1,
         next_sequence=1,
         bytes=1,
-        expires_from=0,
-        expires_at=0,
+        expires_from=expires_from,
+        expires_at=expires_at,
     )
     return TaskReport(job="j", partition=partition, result=result, rejected=RejectedFiles())
 
@@ -69,3 +71,50 @@ async def test_a_job_is_not_committed_with_a_shard_that_retention_may_have_remov
 
     assert await CommitFiles(Objects.open(root, StoreSettings())).jobs() == []
     assert await commit_job(task, "j", [young])
+
+
+def writing(root: str) -> SinkTask:
+    options = SinkOptions(root=root, job="j", header_columns=(), rejects=None)
+    return SinkTask(options=options, layout=Layout(columns=("payload",)))
+
+
+async def test_a_job_that_took_longer_than_the_retention_of_all_its_rows_is_refused(
+    tmp_path: Path,
+) -> None:
+    root = f"file://{tmp_path}/root"
+    now_ms = SystemClock().now_ms()
+    past = [
+        report(0, now_ms - DAY_MS, expires_from=now_ms - 9, expires_at=now_ms - 8),
+        report(1, now_ms - 2 * DAY_MS, expires_from=now_ms - 7, expires_at=now_ms - 7),
+    ]
+
+    with pytest.raises(InvalidInputError, match=r"all 2 have expired\. Nothing was added"):
+        await commit_job(writing(root), "j", past)
+
+    assert await CommitFiles(Objects.open(root, StoreSettings())).jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("expires_from", "expires_at", "warned"),
+    [(-9, -8, True), (-9, DAY_MS, True), (-9, 0, True), (DAY_MS, DAY_MS, False), (0, 0, False)],
+    ids=["all of a shard", "some of it", "some of it, others stay", "none yet", "none ever"],
+)
+async def test_a_job_that_took_longer_than_the_retention_of_some_rows_says_so(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    expires_from: int,
+    expires_at: int,
+    warned: bool,
+) -> None:
+    now_ms = SystemClock().now_ms()
+    first = report(
+        0,
+        now_ms - DAY_MS,
+        expires_from=expires_from and now_ms + expires_from,
+        expires_at=expires_at and now_ms + expires_at,
+    )
+    others = [report(1, now_ms - 2 * DAY_MS), report(2, now_ms - 3 * DAY_MS)]
+
+    assert await commit_job(writing(f"file://{tmp_path}/root"), "j", [first, *others])
+
+    assert ("up to 1 of 3 have expired" in caplog.text) == warned

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from odq_compactor import RetentionCompactor
+from odq_compactor import CompactorOptions, RetentionCompactor, set_delete_when_done
+from odq_encodings import encode_payload_key
 from opendata_queue import Engine, NewMessage
 from opendata_queue.bulk import BulkShard
 from opendata_queue.commit_files import CommittedShard
-from opendata_queue.errors import OdqError
+from opendata_queue.errors import CorruptStoreError, OdqError
 from opendata_queue.shard_files import ShardFiles
+from opendata_queue.spark import message_rows
 from opendata_queue.spark.arrow_rows import Batches
 from opendata_queue.spark.message_rows import message_batches
 from opendata_queue.spark.reader import MessagesPartition, MessagesReader
 from opendata_queue.spark.schemas import schema_of
 from opendata_queue.spark.visible import ShardRange, visible_ranges
-from opendata_queue.store import Objects
+from opendata_queue.store import Objects, Rows
 from opendata_queue.testing import ManualClock
-from tests.retention.rows import QUICK
+from tests.retention.rows import ERASING, QUICK, opened
 from tests.shards.bulk_jobs import commit
 
 MINUTE_S = 60
@@ -118,6 +122,98 @@ async def test_a_shard_that_is_lost_and_was_not_dropped_fails_the_read(
         with pytest.raises(OdqError, match=str(shard)):
             async for _ in message_batches(objects, ranges, Batches(columns()), clock.now_ms()):
                 pass
+
+
+# --- messages of live shards ----------------------------------------------------------------------
+
+LARGE = bytes(70_000)
+
+
+async def read_while(
+    engine: Engine,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    happens: Callable[[], Awaitable[object]],
+) -> list[bytes]:
+    """The payloads that are read if something happens after the log is read, and before they are.
+
+    The planned moment is now; no clock but ours is asked.
+    """
+    real = message_rows._Payloads.of
+
+    async def of(payloads: message_rows._Payloads, entries: Sequence[Any]) -> Any:
+        await happens()
+        return await real(payloads, entries)
+
+    monkeypatch.setattr(message_rows._Payloads, "of", of)
+    objects = engine.stores.objects
+    ranges = await visible_ranges(objects)
+    reading = message_batches(objects, ranges, Batches(columns()), clock.now_ms(), clock)
+    return [one async for batch in reading for one in batch["payload"].to_pylist()]
+
+
+@pytest.mark.parametrize("options", [QUICK, ERASING], ids=["quick", "erasing"])
+async def test_messages_that_expire_while_they_are_read_are_left_out(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, options: CompactorOptions
+) -> None:
+    async with opened(f"file://{tmp_path}/root", clock, options) as (engine, compactor):
+        await engine.publish_many(
+            [
+                NewMessage(LARGE, retention_seconds=MINUTE_S),
+                NewMessage(b"short", retention_seconds=MINUTE_S),
+                NewMessage(b"kept"),
+                NewMessage(LARGE + b"kept"),
+            ]
+        )
+
+        async def expire() -> None:
+            clock.advance_ms(2 * MINUTE_S * 1000)
+            assert (await compactor.run_once()).total("blobs") == 1
+
+        found = await read_while(engine, clock, monkeypatch, expire)
+
+    # A small one whose rows nobody has removed yet could still be read.
+    assert found in ([b"kept", LARGE + b"kept"], [b"short", b"kept", LARGE + b"kept"])
+
+
+async def test_messages_that_are_deleted_as_done_while_they_are_read_are_left_out(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(f"file://{tmp_path}/root", clock) as (engine, compactor):
+        await set_delete_when_done(engine.stores.queues, True)
+        await engine.create_queue("q")
+        await engine.publish_many([NewMessage(LARGE), NewMessage(b"kept")])
+        (first,) = await engine.claim("q", 1)
+        await engine.ack("q", first.receipt)
+
+        async def delete() -> None:
+            clock.advance_ms(2 * MINUTE_S * 1000)
+            assert (await compactor.run_once(thorough=True)).total("blobs") == 1
+
+        found = await read_while(engine, clock, monkeypatch, delete)
+
+    assert (first.payload, found) == (LARGE, [b"kept"])
+
+
+@pytest.mark.parametrize("large", [True, False])
+async def test_a_message_that_lost_its_payload_fails_the_read(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    async with opened(f"file://{tmp_path}/root", clock) as (engine, _):
+        (message_id,) = await engine.publish_many(
+            [NewMessage(LARGE if large else b"small", retention_seconds=MINUTE_S)]
+        )
+
+        async def lose() -> None:
+            if large:
+                await engine.stores.objects.delete_under("blobs/00000")
+
+        if not large:
+            rows = Rows()
+            rows.delete(encode_payload_key(message_id))
+            await engine.stores.shards[0].commit(rows)
+        with pytest.raises(CorruptStoreError, match=f"payload of message {message_id} is missing"):
+            await read_while(engine, clock, monkeypatch, lose)
 
 
 def _ranges(part: InputPartition) -> tuple[ShardRange, ...]:

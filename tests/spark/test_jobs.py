@@ -19,14 +19,15 @@ from typer.testing import CliRunner
 import opendata_queue as odq
 from opendata_queue import NewMessage
 from opendata_queue.cli import app
-from opendata_queue.commit_files import CommitFiles
+from opendata_queue.commit_files import CommitFiles, CommittedShard
 from opendata_queue.errors import StoreAccessError
-from opendata_queue.shard_files import ShardFiles
+from opendata_queue.shard_files import FIRST_BULK_SHARD, ShardFiles
 from opendata_queue.spark import append as append_job
 from opendata_queue.spark import backtest as backtest_module
 from opendata_queue.spark.backtest import backtest
 from opendata_queue.spark.sessions import job_session
 from opendata_queue.store import Objects, StoreSettings
+from tests.shards.bulk_jobs import commit
 from tests.spark.bulk_log import committed, payloads
 from tests.spark.driver import named
 
@@ -122,6 +123,33 @@ def test_a_job_whose_commit_was_removed_since_is_recognised(
     assert len(asyncio.run(ShardFiles(objects).bulk_shards())) == 1
 
 
+def test_the_summary_says_how_many_rows_had_expired_before_the_commit(
+    spark: SparkSession, file_root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named(spark, "row", 10, 1).write.parquet(str(tmp_path / "in"))
+    # A job that took so long was run before, and is run again.
+    shards = [
+        CommittedShard(
+            shard=FIRST_BULK_SHARD + messages,
+            messages=messages,
+            next_sequence=messages,
+            bytes=1,
+            expires_from=expires_from,
+            expires_at=0,
+        )
+        for messages, expires_from in ((2, 999), (3, 1_000), (4, 0))
+    ]
+    asyncio.run(commit(file_root, "orders", shards, now_ms=1_000))
+    arguments = [str(tmp_path / "in"), "--store", file_root, "--job", "orders"]
+
+    code, summary = run_job(*arguments)
+    printed = append_job.main(arguments), capsys.readouterr().out
+
+    assert (code, printed[0]) == (0, 0)
+    assert (summary["rows"], summary["expired"]) == (9, 2)
+    assert "expired  up to 2: their retention ended before the commit" in printed[1]
+
+
 def test_the_job_takes_json_lines_csv_and_tables(
     spark: SparkSession, file_root: str, tmp_path: Path
 ) -> None:
@@ -158,6 +186,72 @@ def test_the_job_sets_bad_rows_aside_or_fails_with_their_reason(
     assert len(reason.splitlines()) == 1
     assert (code, summary["rows"], summary["rejected"]) == (0, 1, 2)
     assert payloads(file_root) == Counter([b"one"])
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "arguments", "bad"),
+    [
+        (
+            "csv",
+            "body,ttl,at\nhello,60,\nworld,abc,\nlater,,\nnever,5,soon\n",
+            ("--payload", "body", "--retention-seconds", "ttl", "--visible-at", "at"),
+            [
+                (1, "retention_seconds is 'abc', not a whole number of seconds"),
+                (3, "visible_at is 'soon', not a time like 2026-01-31T12:00:00Z"),
+            ],
+        ),
+        ("csv", "body,n\nhello,1\nbroken,2,MORE,FIELDS\nlater,3\nless\n", (), [(1, ""), (3, "")]),
+        ("csv", "body,n\nhello,1\nbroken,2,MORE\nlater,3\n", ("--payload", "body"), [(1, "")]),
+        ("json", '{"body":"hello"}\n{broken\n{"body":"later"}\n', (), [(1, "")]),
+        (
+            "json",
+            '{"body":"hello","ttl":7}\n{"body":"x","ttl":1e30}\n{"body":"later","ttl":1.5}\n',
+            ("--payload", "body", "--retention-seconds", "ttl"),
+            [(1, "retention_seconds is '1.0E30', not a whole number of seconds")],
+        ),
+    ],
+    ids=["no numbers or times", "other columns", "unread columns", "broken JSON", "too large"],
+)
+def test_rows_that_can_not_be_read_are_bad_rows_and_the_others_are_appended(
+    spark: SparkSession,
+    file_root: str,
+    tmp_path: Path,
+    format: str,
+    text: str,
+    arguments: tuple[str, ...],
+    bad: list[tuple[int, str]],
+) -> None:
+    (tmp_path / "in").write_text(text)
+    given = (str(tmp_path / "in"), "--store", file_root, "--format", format, *arguments)
+
+    code, summary = run_job(*given, "--job", "j", "--rejects", f"file://{tmp_path}/bad")
+
+    rejected = [
+        json.loads(line)
+        for path in (tmp_path / "bad" / "j").glob("part-*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    assert [one["row"] for one in rejected] == [row for row, _ in bad]
+    lines = text.splitlines()[1:] if format == "csv" else text.splitlines()
+    for one, (row, reason) in zip(rejected, bad, strict=True):
+        assert one["reason"].startswith(reason or "Spark could not parse it")
+        assert one["columns"]["_corrupt_record"] == (None if reason else lines[row])
+    assert (code, summary["rows"], summary["rejected"]) == (0, 2, len(bad))
+    found = "".join((one.payload or b"").decode() for one in committed(file_root))
+    assert "hello" in found
+    assert "later" in found
+    assert "_corrupt_record" not in found
+
+
+def test_a_file_in_which_nothing_can_be_parsed_is_refused(
+    spark: SparkSession, file_root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.json").write_text("no JSON\nat all\n")
+
+    code, _ = run_job(str(tmp_path / "in.json"), "--store", file_root, "--format", "json")
+
+    assert code == 2
+    assert "the input has no columns: is it json?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -293,6 +387,7 @@ def test_the_command_shows_a_backtest(spark: SparkSession, tmp_path: Path) -> No
     with odq.open(root) as system:
         system.create_queue("other", filter="region = 'apj'")
         system.publish(b"", headers={"region": "emea"})
+        system.create_queue("late", filter="region = 'emea'")
         command = ["spark", "backtest", "--store", root, "--filter", "region = 'emea'"]
 
         shown = CliRunner().invoke(app, [*command, "--since", "1h"])
@@ -301,6 +396,11 @@ def test_the_command_shows_a_backtest(spark: SparkSession, tmp_path: Path) -> No
 
     assert (shown.exit_code, printed.exit_code, wrong.exit_code) == (0, 0, 2)
     assert "region = 'emea'  1        1" in shown.output
+    # Of a queue that came later its filter is meant, not what it got.
+    assert ["queue", "matches", "as", "well"] in [
+        line.split() for line in shown.output.splitlines()
+    ]
+    assert ["late", "1"] in [line.split() for line in shown.output.splitlines()]
     answer = json.loads(printed.output)
-    assert (answer["matched"], answer["overlap"]) == (1, {"other": 0})
+    assert (answer["matched"], answer["overlap"]) == (1, {"late": 1, "other": 0})
     assert answer["examples"][0]["headers"] == {"region": "emea"}

@@ -37,7 +37,7 @@ from tests.conftest import NewRoot
 from tests.s3_server import S3Server
 from tests.spark.bulk_log import committed, payloads
 from tests.spark.conftest import ROOT, worker_environment
-from tests.spark.driver import AFTER, named
+from tests.spark.driver import AFTER, FILLING, large, named
 from tests.spark.driver import ROWS as DRIVER_ROWS
 from tests.spark.stalling import (
     BATCH_VARIABLE,
@@ -50,7 +50,6 @@ from tests.spark.stalling import (
 )
 
 ROWS = 1_000
-FILLING = "." * 1_000
 LINE_TIMEOUT_S = 180
 
 
@@ -66,11 +65,6 @@ def any_root(request: pytest.FixtureRequest, tmp_path: Path, new_s3_root: NewRoo
 
 def numbered(spark: SparkSession, rows: int = ROWS, partitions: int = 3) -> DataFrame:
     return named(spark, "row", rows, partitions)
-
-
-def large(frame: DataFrame) -> DataFrame:
-    """The same rows with more in them: every task has enough for a shard of its own."""
-    return frame.select(F.concat("payload", F.lit(FILLING)).alias("payload"))
 
 
 def expected(rows: int = ROWS, filling: str = "") -> Counter[bytes]:
@@ -476,14 +470,19 @@ def test_drivers_killed_around_their_commits_leave_all_or_nothing_of_each_job(
     s3_environment.heal()
 
     left = [commits(root) for root in roots]
-    for root in roots:
+    written = reserved(file_root)
+    for root, with_more in ((roots[0], False), (file_root, True)):
         for job in jobs:
-            append(named(spark, job, DRIVER_ROWS), root, jobId=job)
+            frame = named(spark, job, DRIVER_ROWS)
+            append(large(frame) if with_more else frame, root, jobId=job)
 
     assert left == 2 * [[AFTER, DURING]]
-    for root in roots:
+    # On files each task wrote a shard of its own; those of the job without a commit stay unseen.
+    tasks = 3
+    assert (written, reserved(file_root)) == (len(jobs) * tasks, (len(jobs) + 1) * tasks)
+    for root, filling in zip(roots, ("", FILLING), strict=True):
         assert payloads(root) == Counter(
-            f"{job}-{n}".encode() for job in jobs for n in range(DRIVER_ROWS)
+            f"{job}-{n}{filling}".encode() for job in jobs for n in range(DRIVER_ROWS)
         )
 
 

@@ -241,6 +241,7 @@ def test_a_broker_that_runs_all_along_hands_out_what_spark_appends(
         .start()
     )
     query.awaitTermination(120)
+    assert [one.numInputRows for one in query.recentProgress] == [300]  # one bulk shard, whole
     streamed = spark.read.parquet(str(tmp_path / "out")).select("message_id")
     assert (streamed.count(), streamed.distinct().count()) == (300, 300)
 
@@ -472,6 +473,8 @@ def live_ids(system: odq.System) -> list[int]:
 def test_a_stream_of_messages_goes_on_where_it_ended(
     spark: SparkSession, root: str, system: odq.System, tmp_path: Path
 ) -> None:
+    sizes: list[list[int]] = []
+
     def run(**options: str) -> list[int]:
         query = (
             spark.readStream.format("opendata_queue")
@@ -486,6 +489,7 @@ def test_a_stream_of_messages_goes_on_where_it_ended(
         )
         query.awaitTermination(120)
         assert query.exception() is None
+        sizes.append([one.numInputRows for one in query.recentProgress])
         return sorted(row.message_id for row in spark.read.parquet(str(tmp_path / "out")).collect())
 
     first = system.publish_many([NewMessage(b"%d" % n) for n in range(25)])
@@ -493,6 +497,8 @@ def test_a_stream_of_messages_goes_on_where_it_ended(
     second = system.publish_many([NewMessage(b"%d" % n) for n in range(5)])
     assert run(maxRowsPerTrigger="10") == first + second
     assert run() == first + second
+    # Having found nothing is reported as well.
+    assert sizes == [[10, 10, 5], [5], [0]]
 
 
 # --- filters --------------------------------------------------------------------------------------
