@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from odq_compactor.compactor import RetentionCompactor
+from odq_compactor.compactor import RetentionCompactor, engine_requests
 from odq_compactor.finished import set_delete_when_done
 from odq_compactor.options import CompactorOptions
 from odq_compactor.positions import Position
@@ -59,11 +59,13 @@ async def compact_root(
         await stores.queues.sweeper.caught_up()
         compactor = RetentionCompactor(engine, options)
         report = await compactor.run_once(thorough=True)
-        await collect_garbage(compactor.positions, kept_ms=_KEPT_MS)
+        report.requests = 0  # all of them are counted at the end
+        await collect_garbage(compactor.positions, report, kept_ms=_KEPT_MS)
         for number in await ShardFiles(stores.objects).live_shards():
             await _pass_live_shard(compactor, stores.objects, number, report, clock, options)
         report.bytes_before = before
         report.bytes_after = await stores.objects.size_bytes()
+        report.requests += engine_requests(engine)
     report.duration_ms = round((loop.time() - started) * 1000)
     return report
 
@@ -90,12 +92,11 @@ async def _pass_live_shard(
         # Who was taken over while it opened has fenced its successor, and must give way.
         await ownership.check()
         position = await Position.load(shard)
-        requests = objects.requests
         await compactor.pass_shard(number, shard, position, report, rarely=True, thorough=True)
         if options.space:
-            await free_space([position], report, anyway=True)
-            await collect_garbage([position], kept_ms=_KEPT_MS)
-        report.requests += objects.requests - requests + shard.database.requests
+            await free_space([position], report, anyway=options.rewrite, patient=True)
+            await collect_garbage([position], report, kept_ms=_KEPT_MS)
+        report.requests += shard.database.requests
     finally:
         try:
             if shard is not None:

@@ -24,9 +24,12 @@ _TRY_AGAIN_SECONDS: Final = 0.5
 
 
 async def free_space(
-    positions: Iterable[Position], report: RetentionReport, *, anyway: bool
+    positions: Iterable[Position], report: RetentionReport, *, anyway: bool, patient: bool
 ) -> None:
-    """Have databases rewritten of which enough can be freed, or all of them."""
+    """Have databases rewritten of which enough can be freed, or all of them.
+
+    Whoever is patient waits for a compaction of SlateDB's own to end, if there is one.
+    """
     for position in positions:
         database = position.store.database
         if not anyway and not position.freeable.at(report.now_ms):
@@ -34,7 +37,7 @@ async def free_space(
         size_bytes = await database.size_bytes()
         if not anyway and not position.freeable.is_worth_it(size_bytes, report.now_ms):
             continue
-        if await _rewrite(position, report.now_ms, patient=anyway):
+        if await _rewrite(position, report.now_ms, patient=patient):
             report.rewritten.append(database.name)
             logger.info("compacted %s, which had %d bytes", database.name, size_bytes)
 
@@ -55,9 +58,12 @@ async def _rewrite(position: Position, now: int, *, patient: bool) -> bool:
     return False
 
 
-async def collect_garbage(positions: Iterable[Position], *, kept_ms: int) -> None:
+async def collect_garbage(
+    positions: Iterable[Position], report: RetentionReport, *, kept_ms: int
+) -> None:
     """Wait until replaced files are old enough, and remove them: nobody else reads them."""
-    await asyncio.sleep(kept_ms / 1000)
+    if report.rewritten:
+        await asyncio.sleep(kept_ms / 1000)
     for position in positions:
         await position.store.database.collect_garbage(min_age_ms=kept_ms)
 

@@ -53,6 +53,13 @@ def compact(
             "--erase", help="Delete expired messages at their deadline, and not an hour later."
         ),
     ] = False,
+    rewrite: Annotated[
+        bool,
+        typer.Option(
+            "--rewrite",
+            help="Have all files rewritten, and not only where a third or more can be freed.",
+        ),
+    ] = False,
     delete_when_done: Annotated[
         bool | None,
         typer.Option(
@@ -86,7 +93,7 @@ def compact(
     target = url_of(store, url)
     if is_remote(target):
         raise InvalidInputError(f"{target} is a server, which does this by itself: give its root")
-    options = CompactorOptions(work_share=1.0, erase=erase)
+    options = CompactorOptions(work_share=1.0, erase=erase, rewrite=rewrite)
     pause_ms = None if every is None else duration_ms(every)
     if pause_ms == 0:
         raise InvalidInputError("--every is 0: say how long to pause between two passes")
@@ -101,10 +108,12 @@ def compact(
             return await plan_root(target, options=options)
         return await compact_root(target, options=options, delete_when_done=delete_when_done)
 
-    if space_only and (dry_run or erase or delete_when_done is not None):
+    if space_only and (dry_run or erase or rewrite or delete_when_done is not None):
         raise InvalidInputError("--space-only removes nothing: leave out the other options")
     if dry_run and delete_when_done is not None:
         raise InvalidInputError("--dry-run touches nothing: leave out --delete-when-done")
+    if dry_run and rewrite:
+        raise InvalidInputError("--dry-run touches nothing: leave out --rewrite")
     if pause_ms is None:
         _show(run(once()), as_json)
         return

@@ -54,7 +54,7 @@ def test_a_dry_run_shows_the_plan_and_touches_nothing_and_a_pass_does_it(odq: Od
         "expired entries": 10,
         "expired messages": 11,
     }
-    report = odq.json("compact", "--erase")
+    report = odq.json("compact", "--erase", "--rewrite")
     assert removed(report) == removed(planned)
     assert report["bytes_freed"] > 70_000
     assert report["bytes_after"] < report["bytes_before"]
@@ -88,7 +88,17 @@ def test_what_makes_no_sense_is_refused(odq: Odq, tmp_path: Path) -> None:
     assert "pause" in odq("compact", "--every", "0s", code=2)
     assert "looks once" in odq("compact", "--dry-run", "--every", "1h", code=2)
     assert "touches nothing" in odq("compact", "--dry-run", "--delete-when-done", code=2)
+    assert "leave out --rewrite" in odq("compact", "--dry-run", "--rewrite", code=2)
     assert "odq init" in odq("compact", f"file://{tmp_path}/none", code=1)
+
+
+def test_files_are_rewritten_when_that_frees_much_or_when_it_is_told_to(odq: Odq) -> None:
+    fill(odq)
+
+    assert odq.json("compact")["rewritten"] == []
+    rewritten = odq.json("compact", "--rewrite")["rewritten"]
+
+    assert [one.rpartition("/root/")[2] for one in rewritten] == ["queues/00000", "messages/00000"]
 
 
 def test_a_system_can_be_told_to_delete_what_is_done(odq: Odq) -> None:
