@@ -31,6 +31,14 @@ _POLL_MS: Final = 250
 _ALONE: Final = CompactorOptions(work_share=1.0)
 
 
+class _Alone(Engine):
+    """An owner whose only caller wants all of it routed, bulk jobs included."""
+
+    async def all_is_routed(self) -> None:
+        await super().all_is_routed()
+        await self._following.bulk.tried()
+
+
 async def compact_root(
     url: str,
     *,
@@ -41,6 +49,7 @@ async def compact_root(
 ) -> RetentionReport:
     """Own the root at ``url`` for one thorough pass; ``OwnedError`` if another process does.
 
+    What was published or committed before is routed first, so that all that is past its time goes.
     Live shards that nobody writes are looked after, too. Those that somebody writes are left to
     their writers. ``delete_when_done`` tells the system so, from now on, if it is given.
     """
@@ -50,7 +59,7 @@ async def compact_root(
     clock = clock or SystemClock()
     loop = asyncio.get_running_loop()
     started = loop.time()
-    async with await Engine.open(url, settings=settings, clock=clock, name=NAME) as engine:
+    async with await _Alone.open(url, settings=settings, clock=clock, name=NAME) as engine:
         stores = engine.stores
         before = await stores.objects.size_bytes()
         if delete_when_done is not None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 import odq_compactor.alone
-from odq_compactor import CompactorOptions, compact_root
+from odq_compactor import CompactorOptions, compact_root, plan_root
 from odq_compactor.plan import NEW_POSITION, Freeable
 from opendata_queue import Engine, NewMessage, StoreSettings
 from opendata_queue.testing import ManualClock
+from tests.shards.bulk_jobs import commit, write_shard
 
 ERASING = CompactorOptions(work_share=1.0, erase=True)
 SETTINGS = StoreSettings(fsync=False)
@@ -23,9 +25,11 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"file://{tmp_path}/root"
 
 
-async def fill(url: str, clock: ManualClock, *, short: int, long: int) -> None:
+async def fill(url: str, clock: ManualClock, *, short: int, long: int, queue: bool = False) -> None:
     """So many messages of a thousand bytes that stay for a minute, and for ever."""
     async with await Engine.open(url, settings=SETTINGS, clock=clock) as engine:
+        if queue:
+            await engine.create_queue("q")
         await engine.publish_many([NewMessage(bytes(1_000), retention_seconds=60)] * short)
         await engine.publish_many([NewMessage(bytes(1_000))] * long)
 
@@ -71,6 +75,44 @@ async def test_what_a_pass_asks_of_the_store_does_not_grow_with_what_stays(url: 
         requests.append(report.requests)
 
     assert 0 < requests[1] < 1.5 * requests[0]
+
+
+async def test_a_bulk_job_that_nobody_has_seen_goes_in_the_first_pass(url: str) -> None:
+    clock = ManualClock()
+    await fill(url, clock, short=0, long=1, queue=True)
+    for number in range(3):
+        past = [NewMessage(b"x", retention_seconds=60)] * 5
+        shards = [await write_shard(url, messages, clock=clock) for messages in (past, [], past)]
+        stays = await write_shard(url, [*past, NewMessage(b"y")], clock=clock)
+        await commit(url, f"job-{number}", [*shards, stays], now_ms=clock.now_ms())
+    clock.advance_ms(MINUTE_MS + 1)
+    planned = await plan_root(url, settings=SETTINGS, clock=clock)
+
+    report = await compact_root(url, settings=SETTINGS, clock=clock)
+
+    assert planned.removed == report.removed
+    assert planned.row_bytes == report.row_bytes
+    assert report.total("bulk shards") == 9
+    assert report.total("expired messages") == 30
+    again = await plan_root(url, settings=SETTINGS, clock=clock)
+    assert again.is_empty
+    assert (await compact_root(url, settings=SETTINGS, clock=clock)).is_empty
+
+
+async def test_a_bulk_shard_that_is_lost_keeps_no_pass_from_the_others(
+    url: str, tmp_path: Path
+) -> None:
+    clock = ManualClock()
+    await fill(url, clock, short=0, long=1, queue=True)
+    past = [NewMessage(b"x", retention_seconds=60)] * 5
+    lost, other = [await write_shard(url, past, clock=clock) for _ in range(2)]
+    await commit(url, "job", [lost, other], now_ms=clock.now_ms())
+    shutil.rmtree(tmp_path / f"root/messages/{lost.shard:05}")
+    clock.advance_ms(MINUTE_MS + 1)
+
+    for found in (1, 0):
+        report = await compact_root(url, settings=SETTINGS, clock=clock)
+        assert report.total("bulk shards") == found
 
 
 def test_what_can_be_freed_later_is_not_put_off_by_what_follows_it() -> None:
