@@ -226,6 +226,10 @@ class _Survey:
         ids = Ids(runs)
         self._report.count("expired messages", sum(run.messages for run in runs))
         self._report.row_bytes += sum(run.size_bytes for run in runs)
+        if not self._options.erase:
+            aged_since = self._report.now_ms - self._objects.settings.ttl_grace_ms
+            aging = [run.size_bytes for run in runs if run.deadline >= aged_since]
+            self._report.aging_bytes += sum(aging)
         blob_ids = [blob_id for _, blob_id in await blobs_of(shard, ids)]
         self._report.count("blobs", len(blob_ids))
         self._report.blob_bytes += await size_of_blobs(self._objects, number, blob_ids)

@@ -215,6 +215,7 @@ class ShardRetention:
             is_aged = self._options.erase or aged_at < report.now_ms
             self._position.freeable.add(run.size_bytes, aged_at=0 if is_aged else aged_at)
             report.row_bytes += run.size_bytes
+            report.aging_bytes += 0 if is_aged else run.size_bytes
         for message_id, _ in blobs:
             rows.delete(MessageBlobKey(message_id=message_id).encode())
         self._position.put(rows)

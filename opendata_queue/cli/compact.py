@@ -50,7 +50,9 @@ def compact(
     erase: Annotated[
         bool,
         typer.Option(
-            "--erase", help="Delete expired messages at their deadline, and not an hour later."
+            "--erase",
+            help="Delete expired messages at their deadline, and not an hour later; those of bulk "
+            "jobs go with the last one of their shard.",
         ),
     ] = False,
     rewrite: Annotated[
@@ -154,6 +156,8 @@ def _fields(report: RetentionReport) -> list[tuple[str, object]]:
         fields.append(("bytes", _size(report.bytes_before)))
     if report.row_bytes:
         fields.append(("rows past their time", _size(report.row_bytes)))
+    if report.aging_bytes:
+        fields.append(("freed in an hour", _size(report.aging_bytes)))
     if report.blob_bytes:
         fields.append(("blobs", _size(report.blob_bytes)))
     took = duration_text(report.duration_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,21 @@ def test_a_table_says_what_was_removed_and_why(odq: Odq) -> None:
     assert "done at + the queue's done retention is over" in shown
     assert "bytes freed" in shown
     assert "nothing is past its time" in odq("compact", "--dry-run")
+
+
+def test_it_says_what_is_freed_only_in_an_hour(odq: Odq) -> None:
+    clock = ManualClock(int(time.time() * 1_000) - 61_000)
+    with opendata_queue.open(odq.url, clock=clock, retention=False) as system:
+        system.publish_many([NewMessage(b"x" * 1_000, retention_seconds=60)] * 20)
+
+    planned = odq.json("compact", "--dry-run")
+    erased = odq.json("compact", "--dry-run", "--erase")
+    shown = odq("compact")
+
+    assert planned["aging_bytes"] == planned["row_bytes"] > 20_000
+    assert (erased["aging_bytes"], erased["row_bytes"]) == (0, planned["row_bytes"])
+    assert "received at + their retention is over; a pass in an hour frees the space" in shown
+    assert "freed in an hour" in shown
 
 
 def test_a_root_that_is_served_is_refused_and_says_by_whom(odq: Odq) -> None:
