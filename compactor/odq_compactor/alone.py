@@ -12,7 +12,7 @@ from odq_compactor.finished import set_delete_when_done
 from odq_compactor.options import CompactorOptions
 from odq_compactor.positions import Position
 from odq_compactor.report import RetentionReport
-from odq_compactor.space import collect_garbage, free_space
+from odq_compactor.space import collect_garbage, free_space, shorten_replay
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.engine import Engine
 from opendata_queue.errors import OwnedError
@@ -20,7 +20,7 @@ from opendata_queue.owner_files import messages_role
 from opendata_queue.ownership import Ownership
 from opendata_queue.shard import MessageShard, PublishOptions
 from opendata_queue.shard_files import ShardFiles
-from opendata_queue.store import Objects, StoreSettings
+from opendata_queue.store import Objects, StoreSettings, Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,9 @@ async def compact_root(
         compactor = RetentionCompactor(engine, options)
         report = await compactor.run_once(thorough=True)
         report.requests = 0  # all of them are counted at the end
+        if options.space:
+            for path, position in compactor.positions_by_path().items():
+                await shorten_replay(Upkeep(stores.objects, path), position)
         await collect_garbage(compactor.positions, report, kept_ms=_KEPT_MS)
         for number in await ShardFiles(stores.objects).live_shards():
             await _pass_live_shard(compactor, stores.objects, number, report, clock, options)
@@ -104,6 +107,7 @@ async def _pass_live_shard(
         await compactor.pass_shard(number, shard, position, report, rarely=True, thorough=True)
         if options.space:
             await free_space([position], report, anyway=options.rewrite, patient=True)
+            await shorten_replay(Upkeep(objects, f"messages/{number:05}"), position)
             await collect_garbage([position], report, kept_ms=_KEPT_MS)
         report.requests += shard.database.requests
     finally:

@@ -49,6 +49,13 @@ class RetentionCompactor(Passes):
     def positions(self) -> list[Position]:
         return list(self._positions.values())
 
+    def positions_by_path(self) -> dict[str, Position]:
+        """The same, by the paths of their databases."""
+        return {
+            "queues/00000" if number is None else f"messages/{number:05}": position
+            for number, position in self._positions.items()
+        }
+
     async def pass_shard(
         self,
         number: int,

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _TRIES: Final = 60
 _TRY_AGAIN_SECONDS: Final = 0.5
+_REPLAYED_AT_MOST: Final = 16
 
 
 async def free_space(
@@ -56,6 +57,17 @@ async def _rewrite(position: Position, now: int, *, patient: bool) -> bool:
             return True
         await asyncio.sleep(_TRY_AGAIN_SECONDS)  # it is compacting already
     return False
+
+
+async def shorten_replay(upkeep: Upkeep, position: Position) -> None:
+    """Let the next ones who open a database not read all that was written by those before them.
+
+    Each open writes a WAL file, and whoever opens it reads those since the last flush: so passes
+    that find nothing to do would cost more and more.
+    """
+    if await upkeep.wal_files() > _REPLAYED_AT_MOST:
+        await position.write()  # nothing is flushed if nothing was written
+        await position.store.database.flush_to_files()
 
 
 async def collect_garbage(

@@ -33,6 +33,14 @@ class Upkeep:
         files = [*manifest.l0, *manifest.compacted]
         return sum(int(one.estimated_size_bytes) for one in files)
 
+    async def wal_files(self) -> int:
+        """How many WAL files were written since the last flush, when it was last opened."""
+        with translated(f"read {self.name}"):
+            manifest = await self._admin().read_manifest(None)
+        if manifest is None:
+            return 0
+        return int(manifest.next_wal_sst_id - 1 - manifest.replay_after_wal_id)
+
     async def compact(self) -> bool:
         """Have all files rewritten as one run, without what was deleted or is past its time.
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 import odq_compactor.alone
+import odq_compactor.space
 from odq_compactor import CompactorOptions, compact_root, plan_root
 from odq_compactor.plan import NEW_POSITION, Freeable
 from opendata_queue import Engine, NewMessage, StoreSettings
+from opendata_queue.store import Objects, Upkeep
 from opendata_queue.testing import ManualClock
 from tests.shards.bulk_jobs import commit, write_shard
 
@@ -75,6 +77,24 @@ async def test_what_a_pass_asks_of_the_store_does_not_grow_with_what_stays(url: 
         requests.append(report.requests)
 
     assert 0 < requests[1] < 1.5 * requests[0]
+
+
+async def test_passes_that_find_nothing_leave_no_more_and_more_to_read_to_the_next_one(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(odq_compactor.space, "_REPLAYED_AT_MOST", 2)
+    clock = ManualClock()
+    await fill(url, clock, short=0, long=1)
+
+    left = []
+    for _ in range(6):
+        await compact_root(url, settings=SETTINGS, clock=clock)
+        objects = Objects.open(url, SETTINGS)
+        left += [
+            await Upkeep(objects, f"{one}/00000").wal_files() for one in ("queues", "messages")
+        ]
+
+    assert max(left) <= 3
 
 
 async def test_a_bulk_job_that_nobody_has_seen_goes_in_the_first_pass(url: str) -> None:
