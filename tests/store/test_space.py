@@ -138,6 +138,30 @@ async def flush_a_row(database: Database, key: bytes) -> None:
     await database.flush_to_files()
 
 
+async def test_of_files_that_are_deleted_no_empty_folder_is_left(tmp_path: Path) -> None:
+    objects = Objects.open(f"file://{tmp_path}", SETTINGS)
+    for path in ("some/a/b/1", "some/a/2", "some/3", "other/4"):
+        await objects.write(path, b"x")
+    (tmp_path / "some/empty/too").mkdir(parents=True)
+    being_written = tmp_path / "some/a/5#1"
+    being_written.write_bytes(b"x")
+
+    assert await objects.delete_under("some") == 3
+
+    # What is no object yet is left alone, and the folders that lead to it.
+    assert [str(one.relative_to(tmp_path)) for one in sorted(tmp_path.rglob("*"))] == [
+        "other",
+        "other/4",
+        "some",
+        "some/a",
+        "some/a/5#1",
+    ]
+    being_written.unlink()
+    assert await objects.delete_under("some") == 0
+    assert not (tmp_path / "some").exists()
+    assert await objects.delete_under("some") == 0
+
+
 async def test_a_snapshot_stays_as_it_was(new_memory_root: NewRoot) -> None:
     database = await Database.open(Objects.open(new_memory_root(), SETTINGS), "db")
     rows = Rows()
