@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from odq_encodings import BulkShard
@@ -49,6 +49,8 @@ class BulkRouting:
         self._failing: set[int] = set()
         """Shards that could not be routed so far. They wait for their next try without a slot, and
         each has a row that leads to it."""
+        self._resting: set[int] = set()
+        """Those of them that wait just now."""
         self._has_aside = True
         """Whether there may be such rows of shards that are not in memory."""
         self._aside_after = -1
@@ -117,8 +119,24 @@ class BulkRouting:
 
     async def finished(self) -> None:
         """Wait until all that is registered is routed."""
+        await self._moved_until(lambda: not self._routing and not self._has_aside)
+
+    async def tried(self) -> None:
+        """Wait until all that is registered is routed, but for shards that can't be now.
+
+        Each of those has had its try, unless there are so many that they take turns.
+        """
+        await self._moved_until(self._all_tried)
+
+    def _all_tried(self) -> bool:
+        if len(self._failing) >= _FAILING_AT_MOST:
+            return self._routing.keys() <= self._failing
+        return self._routing.keys() <= self._resting and not self._has_aside
+
+    async def _moved_until(self, reached: Callable[[], bool]) -> None:
+        """Wait until all that is registered was taken up, and something more is true."""
         bulk = self._store.bulk
-        while self._taken + 1 < bulk.next_number or self._routing or self._has_aside:
+        while self._taken + 1 < bulk.next_number or not reached():
             self.check_running()
             self._moved.clear()
             moved = asyncio.create_task(self._moved.wait())
@@ -193,8 +211,10 @@ class BulkRouting:
                 if await self._gives_way(number, pause_ms):
                     return
                 logger.info("%d bulk shards wait for another try", len(self._failing))
+                self._resting.add(number)
                 self._work.set()  # another one may be begun meanwhile
                 await self._clock.wait_until(again_at)
+                self._resting.discard(number)
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
     async def _gives_way(self, number: int, pause_ms: int) -> bool:

@@ -7,12 +7,12 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from odq_compactor.compactor import RetentionCompactor
+from odq_compactor.compactor import RetentionCompactor, engine_requests
 from odq_compactor.finished import set_delete_when_done
 from odq_compactor.options import CompactorOptions
 from odq_compactor.positions import Position
 from odq_compactor.report import RetentionReport
-from odq_compactor.space import collect_garbage, free_space
+from odq_compactor.space import collect_garbage, free_space, shorten_replay
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.engine import Engine
 from opendata_queue.errors import OwnedError
@@ -20,7 +20,7 @@ from opendata_queue.owner_files import messages_role
 from opendata_queue.ownership import Ownership
 from opendata_queue.shard import MessageShard, PublishOptions
 from opendata_queue.shard_files import ShardFiles
-from opendata_queue.store import Objects, StoreSettings
+from opendata_queue.store import Objects, StoreSettings, Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,14 @@ NAME: Final = "odq compact"
 _KEPT_MS: Final = 2_000
 _POLL_MS: Final = 250
 _ALONE: Final = CompactorOptions(work_share=1.0)
+
+
+class _Alone(Engine):
+    """An owner whose only caller wants all of it routed, bulk jobs included."""
+
+    async def all_is_routed(self) -> None:
+        await super().all_is_routed()
+        await self._following.bulk.tried()
 
 
 async def compact_root(
@@ -41,6 +49,7 @@ async def compact_root(
 ) -> RetentionReport:
     """Own the root at ``url`` for one thorough pass; ``OwnedError`` if another process does.
 
+    What was published or committed before is routed first, so that all that is past its time goes.
     Live shards that nobody writes are looked after, too. Those that somebody writes are left to
     their writers. ``delete_when_done`` tells the system so, from now on, if it is given.
     """
@@ -50,7 +59,7 @@ async def compact_root(
     clock = clock or SystemClock()
     loop = asyncio.get_running_loop()
     started = loop.time()
-    async with await Engine.open(url, settings=settings, clock=clock, name=NAME) as engine:
+    async with await _Alone.open(url, settings=settings, clock=clock, name=NAME) as engine:
         stores = engine.stores
         before = await stores.objects.size_bytes()
         if delete_when_done is not None:
@@ -59,11 +68,16 @@ async def compact_root(
         await stores.queues.sweeper.caught_up()
         compactor = RetentionCompactor(engine, options)
         report = await compactor.run_once(thorough=True)
-        await collect_garbage(compactor.positions, kept_ms=_KEPT_MS)
+        report.requests = 0  # all of them are counted at the end
+        if options.space:
+            for path, position in compactor.positions_by_path().items():
+                await shorten_replay(Upkeep(stores.objects, path), position)
+        await collect_garbage(compactor.positions, report, kept_ms=_KEPT_MS)
         for number in await ShardFiles(stores.objects).live_shards():
             await _pass_live_shard(compactor, stores.objects, number, report, clock, options)
         report.bytes_before = before
         report.bytes_after = await stores.objects.size_bytes()
+        report.requests += engine_requests(engine)
     report.duration_ms = round((loop.time() - started) * 1000)
     return report
 
@@ -90,12 +104,12 @@ async def _pass_live_shard(
         # Who was taken over while it opened has fenced its successor, and must give way.
         await ownership.check()
         position = await Position.load(shard)
-        requests = objects.requests
         await compactor.pass_shard(number, shard, position, report, rarely=True, thorough=True)
         if options.space:
-            await free_space([position], report, anyway=True)
-            await collect_garbage([position], kept_ms=_KEPT_MS)
-        report.requests += objects.requests - requests + shard.database.requests
+            await free_space([position], report, anyway=options.rewrite, patient=True)
+            await shorten_replay(Upkeep(objects, f"messages/{number:05}"), position)
+            await collect_garbage([position], report, kept_ms=_KEPT_MS)
+        report.requests += shard.database.requests
     finally:
         try:
             if shard is not None:

@@ -12,7 +12,7 @@ from odq_compactor.options import CompactorOptions
 from odq_compactor.pace import Pace
 from odq_compactor.report import RetentionReport
 from odq_encodings import BulkJob, BulkJobKey, CursorKey
-from opendata_queue.commit_files import CommitFiles
+from opendata_queue.commit_files import Commit, CommitFiles
 from opendata_queue.engine import OwnedStores
 from opendata_queue.errors import CorruptStoreError
 from opendata_queue.shard_files import ShardFiles, earliest_bulk_shard
@@ -51,8 +51,15 @@ class JudgedCommits:
     there: int
     old: list[str]
     """Jobs whose commits nobody needs: they are registered, and old or too many."""
-    named: set[int] | None
-    """The shards of jobs that are not registered yet; none if a commit can't be read."""
+    unseen: list[Commit] | None
+    """Those of jobs that are not registered yet; none if one of them can't be read."""
+
+    @property
+    def named(self) -> set[int] | None:
+        """The shards of jobs that are not registered yet; none if a commit can't be read."""
+        if self.unseen is None:
+            return None
+        return {shard.shard for commit in self.unseen for shard in commit.shards}
 
 
 async def remove_objects(objects: Objects, shard: int) -> RemovedObjects:
@@ -84,14 +91,14 @@ async def judged_commits(
         for place, (committed_at, job) in enumerate(registered)
         if committed_at < kept_since or place < too_many
     ]
+    read: list[Commit | None] | None
     try:
         read = await _by_some(unseen, commits.read)
     except CorruptStoreError as error:
         logger.error("shards without a commit are kept: %s", error)
-        named = None
-    else:
-        named = {shard.shard for commit in read if commit is not None for shard in commit.shards}
-    return JudgedCommits(there=len(jobs), old=old, named=named)
+        read = None
+    found = None if read is None else [commit for commit in read if commit is not None]
+    return JudgedCommits(there=len(jobs), old=old, unseen=found)
 
 
 async def old_reservations(

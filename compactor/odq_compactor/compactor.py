@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from odq_compactor.attempts import AttemptsOfGone
 from odq_compactor.bulk import BulkRetention
 from odq_compactor.entries import FollowedEntries
@@ -12,12 +14,16 @@ from odq_compactor.options import CompactorOptions
 from odq_compactor.passes import Passes
 from odq_compactor.positions import Position, Written
 from odq_compactor.queues import QueueRetention
-from odq_compactor.report import RetentionReport
+from odq_compactor.report import Kind, RetentionReport
 from odq_compactor.space import free_space
 from opendata_queue.engine import Engine
 from opendata_queue.queue_store import QueueStore
 from opendata_queue.shard import MessageShard
 from opendata_queue.store import Database, Rows
+
+_ENTRIES: Final[tuple[Kind, ...]] = ("expired entries", "done entries", "failed entries")
+_ENTRY_BYTES: Final = 64
+"""About what an entry takes up in files, and its tombstone."""
 
 
 class RetentionCompactor(Passes):
@@ -42,6 +48,13 @@ class RetentionCompactor(Passes):
     @property
     def positions(self) -> list[Position]:
         return list(self._positions.values())
+
+    def positions_by_path(self) -> dict[str, Position]:
+        """The same, by the paths of their databases."""
+        return {
+            "queues/00000" if number is None else f"messages/{number:05}": position
+            for number, position in self._positions.items()
+        }
 
     async def pass_shard(
         self,
@@ -88,7 +101,10 @@ class RetentionCompactor(Passes):
             await self._finished_elsewhere(report)
         await self._queues.forget_finished(report)
         if self._options.space:
-            await free_space(self.positions, report, anyway=thorough)
+            if thorough:
+                await self._count_entries(report)
+            anyway = self._options.rewrite
+            await free_space(self.positions, report, anyway=anyway, patient=thorough)
 
     async def _finished_elsewhere(self, report: RetentionReport) -> None:
         """Delete when done, as far as messages are concerned that this process did not write."""
@@ -100,6 +116,17 @@ class RetentionCompactor(Passes):
             await stores.queues.all_durable()
             await stores.queues.database.flush_to_files()
 
+    async def _count_entries(self, report: RetentionReport) -> None:
+        """Remember what a rewrite would free of the queue store.
+
+        Beside an owner nobody needs to: SlateDB compacts by itself what is written all the time.
+        """
+        freed_bytes = sum(report.total(kind) for kind in _ENTRIES) * _ENTRY_BYTES
+        if freed_bytes:
+            position = await self._position(None, self._rows)
+            position.freeable.add(freed_bytes)
+            await position.write()
+
     async def _position(self, number: int | None, store: Written) -> Position:
         position = self._positions.get(number)
         if position is None:
@@ -110,9 +137,14 @@ class RetentionCompactor(Passes):
         return self._engine.stores.queues.clock.now_ms()
 
     def _requests(self) -> int:
-        stores = self._engine.stores
-        databases = [stores.queues.database, *(one.database for one in stores.shards.values())]
-        return stores.objects.requests + sum(one.requests for one in databases)
+        return engine_requests(self._engine)
+
+
+def engine_requests(engine: Engine) -> int:
+    """How many requests an owner has made so far."""
+    stores = engine.stores
+    databases = [stores.queues.database, *(one.database for one in stores.shards.values())]
+    return stores.objects.requests + sum(one.requests for one in databases)
 
 
 def look_after(engine: Engine, options: CompactorOptions | None = None) -> RetentionCompactor:

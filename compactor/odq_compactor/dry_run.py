@@ -34,7 +34,6 @@ from odq_compactor.positions import read_position
 from odq_compactor.queues import BACKLOG_GAP, BUCKETS_AT_ONCE, read_floor
 from odq_compactor.report import RetentionReport
 from odq_encodings import (
-    FINISHED,
     BulkShard,
     BulkShardKey,
     DoneMessages,
@@ -44,7 +43,7 @@ from odq_encodings import (
     encode_metadata_log_key,
 )
 from opendata_queue.clock import Clock, SystemClock
-from opendata_queue.commit_files import CommitFiles
+from opendata_queue.commit_files import Commit, CommitFiles, CommittedShard
 from opendata_queue.errors import StoreAccessError
 from opendata_queue.queue_looks import QueueLook
 from opendata_queue.shard_files import ShardFiles
@@ -145,7 +144,7 @@ class _Survey:
         async for bulk in self._bulk_to_look_at(queues):
             async with AsyncExitStack() as stack:
                 shard = await _opened(stack, self._objects, f"messages/{bulk.shard:05}")
-                if shard is not None and bulk.state == FINISHED:
+                if shard is not None:
                     await self._bulk_shard(bulk, shard)
         if self._look.names() and await deletes_when_done(queues):
             await self._finished_bulk(queues)
@@ -153,6 +152,7 @@ class _Survey:
         kept_since = self._report.now_ms - self._options.bulk_kept_ms
         judged = await judged_commits(commits, queues, kept_since, self._options.bulk_commits_kept)
         self._report.count("control files", len(judged.old))
+        await self._unregistered(judged.unseen or [])
         async for reservations in old_reservations(files, queues, kept_since, judged.named):
             self._report.count("control files", len(reservations))
             for one in reservations:
@@ -183,9 +183,26 @@ class _Survey:
             gone += sum(run.messages for run in runs)
             await self._expired_entries(Ids(runs))
         # Messages that never expire have no expiry row.
-        if gone and gone >= bulk.messages:
+        if gone >= bulk.messages:
             self._report.count("expired messages", bulk.messages)
-            await self._whole_shard(bulk)
+            await self._whole_shard(bulk.shard, bulk.size_bytes)
+
+    async def _unregistered(self, commits: list[Commit]) -> None:
+        """What a pass would register and route first: nothing of it is in a queue yet."""
+        for one in (shard for commit in commits for shard in commit.shards):
+            if await self._is_past(one):
+                self._report.count("expired messages", one.messages)
+                await self._whole_shard(one.shard, one.bytes)
+
+    async def _is_past(self, one: CommittedShard) -> bool:
+        now = self._report.now_ms
+        if not one.messages:
+            return True
+        if one.expires_at is not None:
+            return 0 < one.expires_at < now
+        async with AsyncExitStack() as stack:
+            shard = await _opened(stack, self._objects, f"messages/{one.shard:05}")
+            return shard is not None and await expired_of(shard, now) >= one.messages
 
     async def _finished_bulk(self, queues: DatabaseReader) -> None:
         """Shards that no queue needs, but for those that are all past."""
@@ -198,17 +215,21 @@ class _Survey:
             if expired < one.row.messages:
                 self._report.count("expired messages", expired)
                 self._report.count("finished messages", one.row.messages - expired)
-                await self._whole_shard(one.row)
+                await self._whole_shard(one.shard, one.row.size_bytes)
 
-    async def _whole_shard(self, bulk: BulkShard) -> None:
+    async def _whole_shard(self, shard: int, size_bytes: int) -> None:
         self._report.count("bulk shards", 1)
-        self._report.row_bytes += bulk.size_bytes
-        self._report.blob_bytes += await self._objects.size_bytes(f"blobs/{bulk.shard:05}")
+        self._report.row_bytes += size_bytes
+        self._report.blob_bytes += await self._objects.size_bytes(f"blobs/{shard:05}")
 
     async def _expired(self, number: int, shard: DatabaseReader, runs: list[Run]) -> None:
         ids = Ids(runs)
         self._report.count("expired messages", sum(run.messages for run in runs))
         self._report.row_bytes += sum(run.size_bytes for run in runs)
+        if not self._options.erase:
+            aged_since = self._report.now_ms - self._objects.settings.ttl_grace_ms
+            aging = [run.size_bytes for run in runs if run.deadline >= aged_since]
+            self._report.aging_bytes += sum(aging)
         blob_ids = [blob_id for _, blob_id in await blobs_of(shard, ids)]
         self._report.count("blobs", len(blob_ids))
         self._report.blob_bytes += await size_of_blobs(self._objects, number, blob_ids)

@@ -47,7 +47,8 @@ class IngestRetention(Passes):
         if rarely:
             await retention.collect_orphans(report)
         if self._options.space:
-            await free_space([position], report, anyway=thorough)
+            anyway = self._options.rewrite
+            await free_space([position], report, anyway=anyway, patient=thorough)
 
     async def _with_queues(
         self,

@@ -211,9 +211,11 @@ class ShardRetention:
         rows = Rows()
         for run in runs:
             rows.delete(encode_expiry_key(run.deadline, run.first_id))
-            aged_at = 0 if self._options.erase else run.deadline + self._ttl_grace_ms
-            self._position.freeable.add(run.size_bytes, aged_at=aged_at)
+            aged_at = run.deadline + self._ttl_grace_ms
+            is_aged = self._options.erase or aged_at < report.now_ms
+            self._position.freeable.add(run.size_bytes, aged_at=0 if is_aged else aged_at)
             report.row_bytes += run.size_bytes
+            report.aging_bytes += 0 if is_aged else run.size_bytes
         for message_id, _ in blobs:
             rows.delete(MessageBlobKey(message_id=message_id).encode())
         self._position.put(rows)

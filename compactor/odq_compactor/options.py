@@ -52,6 +52,9 @@ class CompactorOptions:
     space: bool = True
     """Whether SlateDB is asked to rewrite a database of which a third or more can be freed."""
 
+    rewrite: bool = False
+    """Have every database rewritten, whatever can be freed: that costs what the history does."""
+
     def __post_init__(self) -> None:
         for name in (
             "interval_ms",

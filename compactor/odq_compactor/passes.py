@@ -46,7 +46,7 @@ class Passes(ABC):
                 logger.exception("retention goes on later")
 
     async def run_once(self, *, thorough: bool = False) -> RetentionReport:
-        """One pass. A thorough one also does what is due only now and then, and frees all space."""
+        """One pass. A thorough one also does what is due only now and then, and has patience."""
         async with self._passing:
             loop = asyncio.get_running_loop()
             started, requests = loop.time(), self._requests()

@@ -202,14 +202,16 @@ class Freeable:
     Times are rounded up to minutes, so that there are few of them.
     """
 
-    __slots__ = ("_aging", "_aging_bytes", "_freed")
+    __slots__ = ("_aging", "_aging_bytes", "_freed", "_loaded_at")
 
     def __init__(self, position: RetentionPosition) -> None:
         self._freed = position.freed_bytes
         self._aging: deque[tuple[int, int]] = deque()
         self._aging_bytes = 0
+        self._loaded_at: int | None = None
         if position.aging_bytes:
             self.add(position.aging_bytes, aged_at=position.aged_at)
+            self._loaded_at = self._aging[0][0]
 
     def add(self, size_bytes: int, *, aged_at: int = 0) -> None:
         """Bytes that can be freed, from a time on."""
@@ -243,8 +245,22 @@ class Freeable:
             position,
             freed_bytes=self._freed,
             aging_bytes=self._aging_bytes,
-            aged_at=self._aging[-1][0] if self._aging else 0,
+            aged_at=self._aged_at(),
         )
+
+    def _aged_at(self) -> int:
+        """When what is aging is aged: the last of it, or the mean with what was loaded.
+
+        With the last of it, passes that follow each other quickly, each in a process of its own,
+        would put off for ever what there was before them.
+        """
+        if not self._aging:
+            return 0
+        last = self._aging[-1][0]
+        before, size_bytes = self._aging[0]
+        if before != self._loaded_at:
+            return last
+        return last - (last - before) * size_bytes // self._aging_bytes
 
 
 class LiveIds:

@@ -50,6 +50,9 @@ class RetentionReport:
     row_bytes: int = 0
     """Bytes of rows that are past their time, an estimate. Compaction frees them."""
 
+    aging_bytes: int = 0
+    """Those of them that compaction frees only later, when their time-to-live is over."""
+
     bytes_before: int | None = None
     bytes_after: int | None = None
     """Of the whole root, as the bucket counts them, if that was asked for."""
@@ -74,11 +77,16 @@ class RetentionReport:
     def rows(self) -> list[tuple[str, str, int, str]]:
         """Kind, queue, number and reason, for a table."""
         return [
-            (kind, queue or "", count, REASONS[kind])
+            (kind, queue or "", count, self._reason(kind))
             for (kind, queue), count in sorted(
                 self.removed.items(), key=lambda one: (one[0][0], one[0][1] or "")
             )
         ]
+
+    def _reason(self, kind: Kind) -> str:
+        if kind == "expired messages" and self.aging_bytes:
+            return f"{REASONS[kind]}; a pass in an hour frees the space"
+        return REASONS[kind]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -90,6 +98,7 @@ class RetentionReport:
             ],
             "blob_bytes": self.blob_bytes,
             "row_bytes": self.row_bytes,
+            "aging_bytes": self.aging_bytes,
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "bytes_freed": self.bytes_freed,

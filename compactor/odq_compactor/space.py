@@ -21,12 +21,16 @@ logger = logging.getLogger(__name__)
 
 _TRIES: Final = 60
 _TRY_AGAIN_SECONDS: Final = 0.5
+_REPLAYED_AT_MOST: Final = 16
 
 
 async def free_space(
-    positions: Iterable[Position], report: RetentionReport, *, anyway: bool
+    positions: Iterable[Position], report: RetentionReport, *, anyway: bool, patient: bool
 ) -> None:
-    """Have databases rewritten of which enough can be freed, or all of them."""
+    """Have databases rewritten of which enough can be freed, or all of them.
+
+    Whoever is patient waits for a compaction of SlateDB's own to end, if there is one.
+    """
     for position in positions:
         database = position.store.database
         if not anyway and not position.freeable.at(report.now_ms):
@@ -34,7 +38,7 @@ async def free_space(
         size_bytes = await database.size_bytes()
         if not anyway and not position.freeable.is_worth_it(size_bytes, report.now_ms):
             continue
-        if await _rewrite(position, report.now_ms, patient=anyway):
+        if await _rewrite(position, report.now_ms, patient=patient):
             report.rewritten.append(database.name)
             logger.info("compacted %s, which had %d bytes", database.name, size_bytes)
 
@@ -55,9 +59,23 @@ async def _rewrite(position: Position, now: int, *, patient: bool) -> bool:
     return False
 
 
-async def collect_garbage(positions: Iterable[Position], *, kept_ms: int) -> None:
+async def shorten_replay(upkeep: Upkeep, position: Position) -> None:
+    """Let the next ones who open a database not read all that was written by those before them.
+
+    Each open writes a WAL file, and whoever opens it reads those since the last flush: so passes
+    that find nothing to do would cost more and more.
+    """
+    if await upkeep.wal_files() > _REPLAYED_AT_MOST:
+        await position.write()  # nothing is flushed if nothing was written
+        await position.store.database.flush_to_files()
+
+
+async def collect_garbage(
+    positions: Iterable[Position], report: RetentionReport, *, kept_ms: int
+) -> None:
     """Wait until replaced files are old enough, and remove them: nobody else reads them."""
-    await asyncio.sleep(kept_ms / 1000)
+    if report.rewritten:
+        await asyncio.sleep(kept_ms / 1000)
     for position in positions:
         await position.store.database.collect_garbage(min_age_ms=kept_ms)
 

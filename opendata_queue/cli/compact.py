@@ -50,7 +50,16 @@ def compact(
     erase: Annotated[
         bool,
         typer.Option(
-            "--erase", help="Delete expired messages at their deadline, and not an hour later."
+            "--erase",
+            help="Delete expired messages at their deadline, and not an hour later; those of bulk "
+            "jobs go with the last one of their shard.",
+        ),
+    ] = False,
+    rewrite: Annotated[
+        bool,
+        typer.Option(
+            "--rewrite",
+            help="Have all files rewritten, and not only where a third or more can be freed.",
         ),
     ] = False,
     delete_when_done: Annotated[
@@ -86,7 +95,7 @@ def compact(
     target = url_of(store, url)
     if is_remote(target):
         raise InvalidInputError(f"{target} is a server, which does this by itself: give its root")
-    options = CompactorOptions(work_share=1.0, erase=erase)
+    options = CompactorOptions(work_share=1.0, erase=erase, rewrite=rewrite)
     pause_ms = None if every is None else duration_ms(every)
     if pause_ms == 0:
         raise InvalidInputError("--every is 0: say how long to pause between two passes")
@@ -101,10 +110,12 @@ def compact(
             return await plan_root(target, options=options)
         return await compact_root(target, options=options, delete_when_done=delete_when_done)
 
-    if space_only and (dry_run or erase or delete_when_done is not None):
+    if space_only and (dry_run or erase or rewrite or delete_when_done is not None):
         raise InvalidInputError("--space-only removes nothing: leave out the other options")
     if dry_run and delete_when_done is not None:
         raise InvalidInputError("--dry-run touches nothing: leave out --delete-when-done")
+    if dry_run and rewrite:
+        raise InvalidInputError("--dry-run touches nothing: leave out --rewrite")
     if pause_ms is None:
         _show(run(once()), as_json)
         return
@@ -145,6 +156,8 @@ def _fields(report: RetentionReport) -> list[tuple[str, object]]:
         fields.append(("bytes", _size(report.bytes_before)))
     if report.row_bytes:
         fields.append(("rows past their time", _size(report.row_bytes)))
+    if report.aging_bytes:
+        fields.append(("freed in an hour", _size(report.aging_bytes)))
     if report.blob_bytes:
         fields.append(("blobs", _size(report.blob_bytes)))
     took = duration_text(report.duration_ms)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import obstore
@@ -167,7 +170,7 @@ class Objects:
     async def delete_under(self, folder: str) -> int:
         """Delete all objects under ``folder``, many with one request where the store can.
 
-        Returns how many bytes they had.
+        Returns how many bytes they had. Of files the empty folders go, too.
         """
         prefix = self.location.join(folder)
         size_bytes = 0
@@ -177,6 +180,8 @@ class Objects:
                 paths = [one["path"] for one in chunk]
                 await _answer(obstore.delete_async(self._store, paths))
                 size_bytes += sum(one["size"] for one in chunk)
+            if folder and self.location.kind is StoreKind.FILE:
+                await asyncio.to_thread(_remove_empty_folders, self.location.folder / folder)
         return size_bytes
 
     async def delete(self, path: str) -> None:
@@ -222,6 +227,16 @@ class Objects:
         with translated(f"sync {self.location.url_of(path)}"):
             await asyncio.to_thread(sync_file, root / path)
             await asyncio.to_thread(sync_folders, (root / path).parent, up_to=root)
+
+
+def _remove_empty_folders(top: Path) -> None:
+    """Remove a folder and those in it, the deepest first, as far as they are empty.
+
+    ``rmdir`` refuses any other, so whatever somebody writes meanwhile stays. No link is followed.
+    """
+    for folder, _, _ in os.walk(top, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 async def _answer(request: Awaitable[_T]) -> _T:

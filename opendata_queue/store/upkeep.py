@@ -33,6 +33,14 @@ class Upkeep:
         files = [*manifest.l0, *manifest.compacted]
         return sum(int(one.estimated_size_bytes) for one in files)
 
+    async def wal_files(self) -> int:
+        """How many WAL files were written since the last flush, when it was last opened."""
+        with translated(f"read {self.name}"):
+            manifest = await self._admin().read_manifest(None)
+        if manifest is None:
+            return 0
+        return int(manifest.next_wal_sst_id - 1 - manifest.replay_after_wal_id)
+
     async def compact(self) -> bool:
         """Have all files rewritten as one run, without what was deleted or is past its time.
 
@@ -53,13 +61,34 @@ class Upkeep:
             admin = self._admin()
             if self._tree_sync is not None:
                 await self._sync_newest_manifest(admin)
-            await admin.run_gc_once(self._objects.settings.garbage_options(min_age_ms))
+            await admin.run_gc_once(self._garbage_options(min_age_ms))
             await asyncio.to_thread(self.sync_tree)
 
     def sync_tree(self) -> None:
         """Sync the files that were written in the background."""
         if self._tree_sync is not None:
             self._tree_sync.sync_new_files()
+
+    def _garbage_options(self, min_age_ms: int | None) -> slatedb.GarbageCollectorOptions:
+        """What to remove; in files, manifests and records of compactions without a boundary.
+
+        A boundary says up to which number they are gone, so that a process which has stood still
+        meanwhile can't write one of those anew and take that for a success. To move it takes a
+        conditional overwrite, which files don't have: SlateDB writes it once, and then removes none
+        of them any more. So on files their age alone must be enough, and it is never below the one
+        that is set, however short replaced files are kept. Whoever stands still for longer in the
+        middle of such a write hurts nobody else: the newest number counts, and is kept. A writer
+        that was replaced finds out with its next commit, for the WAL file that fences it is kept,
+        too. A reader may lose the files that it reads, and says so.
+        """
+        settings = self._objects.settings
+        options = settings.garbage_options(min_age_ms)
+        if self._objects.location.kind is StoreKind.FILE:
+            options.disable_boundary_files = True
+            least = settings.garbage_options(max(min_age_ms or 0, settings.garbage_age_ms))
+            options.manifest_options = least.manifest_options
+            options.compactions_options = least.compactions_options
+        return options
 
     async def _sync_newest_manifest(self, admin: slatedb.Admin) -> None:
         """Sync until no manifest was written while that was done."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_a_dry_run_shows_the_plan_and_touches_nothing_and_a_pass_does_it(odq: Od
         "expired entries": 10,
         "expired messages": 11,
     }
-    report = odq.json("compact", "--erase")
+    report = odq.json("compact", "--erase", "--rewrite")
     assert removed(report) == removed(planned)
     assert report["bytes_freed"] > 70_000
     assert report["bytes_after"] < report["bytes_before"]
@@ -76,6 +77,21 @@ def test_a_table_says_what_was_removed_and_why(odq: Odq) -> None:
     assert "nothing is past its time" in odq("compact", "--dry-run")
 
 
+def test_it_says_what_is_freed_only_in_an_hour(odq: Odq) -> None:
+    clock = ManualClock(int(time.time() * 1_000) - 61_000)
+    with opendata_queue.open(odq.url, clock=clock, retention=False) as system:
+        system.publish_many([NewMessage(b"x" * 1_000, retention_seconds=60)] * 20)
+
+    planned = odq.json("compact", "--dry-run")
+    erased = odq.json("compact", "--dry-run", "--erase")
+    shown = odq("compact")
+
+    assert planned["aging_bytes"] == planned["row_bytes"] > 20_000
+    assert (erased["aging_bytes"], erased["row_bytes"]) == (0, planned["row_bytes"])
+    assert "received at + their retention is over; a pass in an hour frees the space" in shown
+    assert "freed in an hour" in shown
+
+
 def test_a_root_that_is_served_is_refused_and_says_by_whom(odq: Odq) -> None:
     with opendata_queue.open(odq.url, name="the broker"):
         complaint = odq("compact", code=1)
@@ -88,7 +104,17 @@ def test_what_makes_no_sense_is_refused(odq: Odq, tmp_path: Path) -> None:
     assert "pause" in odq("compact", "--every", "0s", code=2)
     assert "looks once" in odq("compact", "--dry-run", "--every", "1h", code=2)
     assert "touches nothing" in odq("compact", "--dry-run", "--delete-when-done", code=2)
+    assert "leave out --rewrite" in odq("compact", "--dry-run", "--rewrite", code=2)
     assert "odq init" in odq("compact", f"file://{tmp_path}/none", code=1)
+
+
+def test_files_are_rewritten_when_that_frees_much_or_when_it_is_told_to(odq: Odq) -> None:
+    fill(odq)
+
+    assert odq.json("compact")["rewritten"] == []
+    rewritten = odq.json("compact", "--rewrite")["rewritten"]
+
+    assert [one.rpartition("/root/")[2] for one in rewritten] == ["queues/00000", "messages/00000"]
 
 
 def test_a_system_can_be_told_to_delete_what_is_done(odq: Odq) -> None:

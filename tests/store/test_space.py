@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
 
-from opendata_queue import StoreSettings
+import pytest
+
+from opendata_queue import FencedError, StoreSettings
 from opendata_queue.store import Database, Objects, Rows
 from tests.conftest import NewRoot
 
 SETTINGS = StoreSettings(compaction_poll_ms=50, replaced_files_kept_ms=100)
+# SlateDB compacts nothing by itself, which would keep manifests for a while.
+ALL_AT_ONCE = replace(SETTINGS, garbage_age_ms=0, compaction_poll_ms=600_000)
 ROW_BYTES = 10_000
 
 
@@ -72,6 +77,89 @@ async def test_there_is_nothing_to_compact_in_an_empty_database(new_memory_root:
     assert not await database.compact()
 
     await database.close()
+
+
+async def test_manifests_leave_files_each_time_that_garbage_is_collected(tmp_path: Path) -> None:
+    objects = Objects.open(f"file://{tmp_path}", ALL_AT_ONCE)
+    database = await Database.open(objects, "db")
+    for number in range(3):
+        for _ in range(5):
+            await flush_a_row(database, b"%d" % number)
+
+        await database.collect_garbage()
+
+        assert len(await objects.names("db/manifest")) == 1
+    await database.close()
+    again = await Database.open(objects, "db")
+    assert await again.get_many([b"0", b"1", b"2"]) == [b"x"] * 3
+    await again.close()
+
+
+async def test_manifests_in_files_are_kept_for_their_age_even_if_other_files_are_not(
+    tmp_path: Path,
+) -> None:
+    settings = replace(ALL_AT_ONCE, garbage_age_ms=600_000)
+    objects = Objects.open(f"file://{tmp_path}", settings)
+    database = await Database.open(objects, "db")
+    for _ in range(5):
+        await flush_a_row(database, b"a")
+    before = await objects.names("db/manifest")
+
+    await database.collect_garbage(min_age_ms=0)
+
+    assert set(before) <= set(await objects.names("db/manifest"))
+    await database.close()
+
+
+async def test_a_writer_that_was_replaced_is_refused_after_garbage_was_collected(
+    root: str,
+) -> None:
+    objects = Objects.open(root, ALL_AT_ONCE)
+    replaced = await Database.open(objects, "db")
+    await flush_a_row(replaced, b"before")
+    database = await Database.open(objects, "db")
+    for _ in range(5):
+        await flush_a_row(database, b"after")
+    await database.collect_garbage()
+
+    with pytest.raises(FencedError):
+        await flush_a_row(replaced, b"late")
+
+    assert await database.get_many([b"before", b"after", b"late"]) == [b"x", b"x", None]
+    await database.close()
+    with contextlib.suppress(FencedError):
+        await replaced.close()
+
+
+async def flush_a_row(database: Database, key: bytes) -> None:
+    rows = Rows()
+    rows.put(key, b"x")
+    await database.commit(rows)
+    await database.flush_to_files()
+
+
+async def test_of_files_that_are_deleted_no_empty_folder_is_left(tmp_path: Path) -> None:
+    objects = Objects.open(f"file://{tmp_path}", SETTINGS)
+    for path in ("some/a/b/1", "some/a/2", "some/3", "other/4"):
+        await objects.write(path, b"x")
+    (tmp_path / "some/empty/too").mkdir(parents=True)
+    being_written = tmp_path / "some/a/5#1"
+    being_written.write_bytes(b"x")
+
+    assert await objects.delete_under("some") == 3
+
+    # What is no object yet is left alone, and the folders that lead to it.
+    assert [str(one.relative_to(tmp_path)) for one in sorted(tmp_path.rglob("*"))] == [
+        "other",
+        "other/4",
+        "some",
+        "some/a",
+        "some/a/5#1",
+    ]
+    being_written.unlink()
+    assert await objects.delete_under("some") == 0
+    assert not (tmp_path / "some").exists()
+    assert await objects.delete_under("some") == 0
 
 
 async def test_a_snapshot_stays_as_it_was(new_memory_root: NewRoot) -> None:
