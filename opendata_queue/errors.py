@@ -16,10 +16,10 @@ class StoreAccessError(OdqError):
 
 
 class StoreUnavailableError(OdqError):
-    """The store did not answer, or not in time: try again later.
+    """The store did not answer, or not in time: try a read again; after a write, open again.
 
     ``in_doubt`` is true when a write was under way and may or may not have become durable. The
-    engine never guesses: it stops, and the next open finds out.
+    engine never guesses: it stops, says so to all who come later, and the next open finds out.
     """
 
     def __init__(self, message: str, *, in_doubt: bool = False) -> None:
