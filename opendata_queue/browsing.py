@@ -14,7 +14,6 @@ from odq_encodings import DoneMessage, Failure
 from opendata_queue.clock import Clock
 from opendata_queue.errors import InvalidInputError
 from opendata_queue.interface import BrowsedState, QueueEntry, QueuePage
-from opendata_queue.lanes import lane_of
 from opendata_queue.queue_state import Held, Waiting
 from opendata_queue.stored_queue import FIRST, StoredQueue
 
@@ -89,23 +88,23 @@ class QueueBrowser:
     async def oldest(self, name: str) -> Waiting | None:
         """The available message that was visible first; a read only if it can be in the backlog.
 
-        In one shard that is the one with the smallest id. Of several, those with the smallest ids
-        are compared.
+        In one shard that is the one with the smallest id. Of several, those in the window and the
+        first ones behind it are compared.
         """
         queue = self._store.queue(name)
         window = queue.state.window()
         several = queue.state.several_lanes
         best = min(window, key=_id_of) if window else None
-        firsts = list({lane_of(one.message_id): one for one in reversed(window)}.values())
+        seen = list(window)
         starts = sorted((start, priority) for priority, start, _ in queue.state.backlog.ranges())
         for start, priority in starts[:_PRIORITIES_READ]:
             if best is not None and best.message_id <= start and not several:
                 break
             async with queue.reading:
                 first = await queue.first_of_backlog(1, (priority, start - 1))
-            firsts += first
+            seen += first
             best = min(first if best is None else [best, *first], key=_id_of, default=None)
-        return min(firsts, key=_visible_at, default=None) if several else best
+        return min(seen, key=_visible_at, default=None) if several else best
 
     # --- pages ------------------------------------------------------------------------------------
 

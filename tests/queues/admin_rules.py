@@ -197,13 +197,13 @@ class AdminRules(QueuesMachine):
     def reopen(self, closing: bool) -> None:
         """Another owner; without ``closing`` the old one never got to close."""
         self.let_the_clock_come_up()
-        before = [self.run(self.system.stats(queue.name)) for queue in self.queues]
+        before = [self.steady_stats(queue) for queue in self.queues]
         told = [self.run(self.system.get_queue(queue.name)) for queue in self.queues]
         self.take_over(closing)
         assert self.run(self.system.list_queues()) == sorted(queue.name for queue in self.queues)
         assert [self.run(self.system.get_queue(queue.name)) for queue in self.queues] == told
         self.run(self.caught_up())
-        assert [self.run(self.system.stats(queue.name)) for queue in self.queues] == before
+        assert [self.steady_stats(queue) for queue in self.queues] == before
         for message_id in self.claims.keys() - self.gone:
             if not self.is_over(message_id):  # then its attempts may go before it does
                 self.check_attempts(message_id)

@@ -23,6 +23,7 @@ from opendata_queue import (
     Engine,
     FencedError,
     NewMessage,
+    QueueStats,
     log_replay,
     queue_removal,
 )
@@ -293,6 +294,10 @@ class QueuesMachine(RuleBasedStateMachine):
         waiting = len(queue.waiting) + queue.expired
         assert stats.available + stats.delayed + stats.expired == waiting
         assert stats.replaying == 0
+
+    def steady_stats(self, queue: QueueModel) -> QueueStats:
+        """What another owner must say, too."""
+        return self.run(self.system.stats(queue.name))
 
     def teardown(self) -> None:
         if hasattr(self, "system"):
