@@ -12,6 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from odq_encodings import InFlightMessage
 from opendata_queue import ClaimedMessage, InvalidInputError, MessageExpiredError, NewMessage
 from tests.queues.queue_model import FILTERS, LEASE_MS, InFlight, QueueModel, batches, outcomes
 from tests.queues.queues_machine import QueuesMachine, consumers, counts, picks, queue_numbers
@@ -86,10 +87,25 @@ class ConsumerRules(QueuesMachine):
                 queue.receipts.append(message.receipt)
         for message in acked:
             self.is_done(queue, queue.held[message.message_id])
+        untold = [held for held in active.in_flight if held.message_id in queue.waiting]
+        for held in untold:
+            self.note_untold_claim(queue, held, "bob")
         # Another claim in the very millisecond of a lost one could not be told from it.
-        self.clock.advance_ms(1)
+        self.clock.advance_ms(LEASE_MS + 1 if untold else 1)
         for one in self.queues:
             self.run(self.catch_up(one))
+
+    def note_untold_claim(self, queue: QueueModel, held: InFlightMessage, consumer: str) -> None:
+        """A claim became durable, or a part of it, along with others, before its caller was told.
+
+        Nobody has its receipt: it comes back when its lease ends.
+        """
+        was = queue.waiting.pop(held.message_id)
+        assert held.attempts == was.attempts + 1
+        queue.held[held.message_id] = InFlight(
+            was, held.attempts, held.lease_deadline, "nobody has it", consumer
+        )
+        self.claims.setdefault(held.message_id, []).append(consumer)
 
     def pick(self, queue: QueueModel, picks: list[int]) -> list[str]:
         """Receipts that were once given out; perhaps they are not valid any more."""
