@@ -4,7 +4,7 @@
 
 It prints ``standing by`` before it waits, ``owned PID`` if another process serves the root, and
 ``open`` when it owns it itself. Then it publishes and consumes, and says what it was told, as
-``tests.queues.consumer_process`` does. When it is taken over it prints ``fenced`` and ends.
+``tests.queues.consumer_process`` does. When it is taken over it prints ``fenced``, closes and ends.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ async def main(url: str, lease_ms: int, how: str) -> None:
         await work(system)
     except FencedError:
         say(["fenced"])
+    finally:
+        await system.close()
 
 
 if __name__ == "__main__":
