@@ -213,7 +213,7 @@ class Engine(AsyncSystem):
             options = options or PublishOptions()
             if publishes:
                 shard = await MessageShard.open(
-                    objects, _OWNERS_SHARD, clock=clock, options=options
+                    objects, _OWNERS_SHARD, clock=clock, options=options, journaled=True
                 )
             opened = await cls._open_owned(
                 objects,

@@ -154,7 +154,7 @@ class QueueStore:
         chance: random.Random | None = None,
     ) -> QueueStore:
         """Become the owner of the queue store; whoever was it before is fenced."""
-        database = await Database.open(objects, "queues/00000")
+        database = await Database.open(objects, "queues/00000", journaled=True)
         try:
             mark = await database.get(_CLOCK_KEY)
             marked = 0

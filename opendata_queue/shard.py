@@ -115,10 +115,20 @@ class MessageShard:
 
     @classmethod
     async def open(
-        cls, objects: Objects, shard: int, *, clock: Clock, options: PublishOptions
+        cls,
+        objects: Objects,
+        shard: int,
+        *,
+        clock: Clock,
+        options: PublishOptions,
+        journaled: bool = False,
     ) -> MessageShard:
-        """Become the writer of ``shard``; whoever was it before is fenced."""
-        database = await Database.open(objects, f"messages/{shard:05}")
+        """Become the writer of ``shard``; whoever was it before is fenced.
+
+        One that other processes follow must not be ``journaled``: they would see less than was
+        acknowledged.
+        """
+        database = await Database.open(objects, f"messages/{shard:05}", journaled=journaled)
         try:
             sequences = await Sequences.load(database)
         except BaseException:

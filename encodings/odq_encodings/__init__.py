@@ -47,6 +47,12 @@ from odq_encodings.inspection import (
     inspect_record,
     inspect_row,
 )
+from odq_encodings.journal import (
+    JOURNAL_HEAD_BYTES,
+    JournalRecord,
+    encode_journal_head,
+    read_journal_records,
+)
 from odq_encodings.key_prefix import MAX_KEY_BYTES, VERSION, RecordType
 from odq_encodings.metadata_log import (
     MAX_HEADERS,
@@ -129,6 +135,7 @@ __all__ = [
     "DELETE_WHEN_DONE",
     "FILTER_GRAMMAR",
     "FINISHED",
+    "JOURNAL_HEAD_BYTES",
     "MAX_HEADERS",
     "MAX_INLINE_PAYLOAD_BYTES",
     "MAX_KEY_BYTES",
@@ -184,6 +191,7 @@ __all__ = [
     "InlinePayload",
     "InspectedField",
     "Inspection",
+    "JournalRecord",
     "MessageBlob",
     "MessageBlobKey",
     "MessageMetadata",
@@ -227,6 +235,7 @@ __all__ = [
     "encode_headers",
     "encode_inline_payload",
     "encode_inline_payloads",
+    "encode_journal_head",
     "encode_message_metadata",
     "encode_messages_metadata",
     "encode_metadata_log_key",
@@ -242,5 +251,6 @@ __all__ = [
     "join_array",
     "message_metadata_fields",
     "metadata_log_prefix",
+    "read_journal_records",
     "row_kind",
 ]

@@ -38,6 +38,7 @@ from opendata_queue.store.durable_files import WalSync
 from opendata_queue.store.native_jobs import (
     FAILED,
     OK,
+    Append,
     CallStatus,
     NativeJobs,
     Outcome,
@@ -297,7 +298,7 @@ class _Workers:
 _workers = _Workers()
 
 
-async def _in_worker(work: Callable[[], None], on_start: _OnStart = None) -> None:
+async def in_worker(work: Callable[[], None], on_start: _OnStart = None) -> None:
     """Run `work` in a thread to its end, even if the awaiting task is cancelled.
 
     `on_start` is called in the loop when the thread is about to leave Python alone.
@@ -343,7 +344,7 @@ def _deliver(
 
 # --- tier: compiled -------------------------------------------------------------------------------
 
-NATIVE_ABI = 4
+NATIVE_ABI = 5
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 NATIVE_LIBRARY = Path(__file__).parent / "native" / f"_batch_writer{_SUFFIX}"
 
@@ -378,7 +379,7 @@ def _compiled() -> _Writer:
             write(db, packed, flush)
             after_flush()
 
-        await _in_worker(work, on_start)
+        await in_worker(work, on_start)
 
     return run
 
@@ -444,6 +445,10 @@ def _native_layout() -> list[int]:
         Outcome.result.offset,
         Outcome.status.offset,
         Outcome.rows.offset,
+        ctypes.sizeof(Append),
+        Append.descriptor.offset,
+        Append.then_sync.offset,
+        Append.offset.offset,
     ]
 
 
@@ -483,7 +488,7 @@ async def _commit_batch(
     if flush:
         await db.flush()
     if after_flush is not None:
-        await _in_worker(after_flush)
+        await in_worker(after_flush)
 
 
 _PUT_OPTIONS = struct.Struct(">iQ")  # Ttl variant, milliseconds

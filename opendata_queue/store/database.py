@@ -7,6 +7,7 @@ import contextlib
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -30,6 +31,8 @@ from opendata_queue.store.durable_files import (
     set_torn_files_aside,
 )
 from opendata_queue.store.figures import Figure, slatedb_figures
+from opendata_queue.store.journal import LeftJournals
+from opendata_queue.store.journaled_writes import JournaledWrites, bring_in
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects import Objects
 from opendata_queue.store.recorder import new_recorder
@@ -54,38 +57,49 @@ _DAMAGED_TIMEOUT_MS: Final = 1_000
 # are. The rows in between, of 64 KiB at most, are read faster than S3 answers another request.
 _SCAN_GAP: Final = 16
 _SCAN_LEAST: Final = 4
-# Nothing is shown that could still be lost.
-_READ_OPTIONS: Final = slatedb.ReadOptions(
-    durability_filter=slatedb.DurabilityLevel.REMOTE, dirty=False, cache_blocks=True
-)
-# With SlateDB's own defaults a scan on S3 makes thousands of tiny requests.
-_SCAN_OPTIONS: Final = slatedb.ScanOptions(
-    durability_filter=slatedb.DurabilityLevel.REMOTE,
-    dirty=False,
-    read_ahead_bytes=4 * 1024 * 1024,
-    cache_blocks=False,
-    max_fetch_tasks=4,
-)
 _SHORT_SCAN_ROWS: Final = 4 * SCAN_ROWS
-# A few rows: reading 4 MiB ahead in every file would be most of the work, and the next scan is
-# likely to want the same blocks.
-_SHORT_SCAN_OPTIONS: Final = slatedb.ScanOptions(
-    durability_filter=slatedb.DurabilityLevel.REMOTE,
-    dirty=False,
-    read_ahead_bytes=64 * 1024,
-    cache_blocks=True,
-    max_fetch_tasks=2,
-)
-_BACKWARDS: Final = slatedb.ScanOptions(
-    durability_filter=slatedb.DurabilityLevel.REMOTE,
-    dirty=False,
-    read_ahead_bytes=64 * 1024,
-    cache_blocks=True,
-    max_fetch_tasks=2,
-    order=slatedb.IterationOrder.DESCENDING,
-)
 
 T = TypeVar("T")
+
+
+class _Options:
+    """How rows are read that are durable at a level of SlateDB's."""
+
+    __slots__ = ("backwards", "get", "scan", "short_scan")
+
+    def __init__(self, level: slatedb.DurabilityLevel) -> None:
+        self.get = slatedb.ReadOptions(durability_filter=level, dirty=False, cache_blocks=True)
+        # With SlateDB's own defaults a scan on S3 makes thousands of tiny requests.
+        self.scan = slatedb.ScanOptions(
+            durability_filter=level,
+            dirty=False,
+            read_ahead_bytes=4 * 1024 * 1024,
+            cache_blocks=False,
+            max_fetch_tasks=4,
+        )
+        # A few rows: reading 4 MiB ahead in every file would be most of the work, and the next
+        # scan is likely to want the same blocks.
+        self.short_scan = slatedb.ScanOptions(
+            durability_filter=level,
+            dirty=False,
+            read_ahead_bytes=64 * 1024,
+            cache_blocks=True,
+            max_fetch_tasks=2,
+        )
+        self.backwards = slatedb.ScanOptions(
+            durability_filter=level,
+            dirty=False,
+            read_ahead_bytes=64 * 1024,
+            cache_blocks=True,
+            max_fetch_tasks=2,
+            order=slatedb.IterationOrder.DESCENDING,
+        )
+
+
+# Nothing is shown that could still be lost: what SlateDB has flushed or, where it is given only
+# what is in a journal, whatever it has.
+_FLUSHED: Final = _Options(slatedb.DurabilityLevel.REMOTE)
+_WRITTEN: Final = _Options(slatedb.DurabilityLevel.MEMORY)
 
 
 class _Readable(Protocol):
@@ -98,8 +112,11 @@ class _Readable(Protocol):
 class DatabaseReads:
     """Point reads and bounded scans, the same for a writer and for a reader."""
 
-    def __init__(self, handle: _Readable, objects: Objects, path: str) -> None:
+    def __init__(
+        self, handle: _Readable, objects: Objects, path: str, options: _Options = _FLUSHED
+    ) -> None:
         self._reads = handle
+        self._options = options
         self._objects = objects
         self._path = path
         self._outage_timeout_ms = objects.settings.outage_timeout_ms
@@ -117,7 +134,7 @@ class DatabaseReads:
     async def get(self, key: bytes) -> bytes | None:
         """The value of ``key``, if it has one that is durable."""
         doing = f"read {self.name}"
-        return await self._answer(self._reads.get_with_options(key, _READ_OPTIONS), doing, key)
+        return await self._answer(self._reads.get_with_options(key, self._options.get), doing, key)
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of ``keys``, in their order, a bounded number of reads at a time."""
@@ -159,13 +176,13 @@ class DatabaseReads:
             return
         doing = f"scan {self.name}"
         if limit is not None and limit <= _SHORT_SCAN_ROWS:
-            short = first_rows(self._reads, start, end, _SHORT_SCAN_OPTIONS, limit)
+            short = first_rows(self._reads, start, end, self._options.short_scan, limit)
             rows = await self._answer(short, doing, start)
             for place in range(0, len(rows), SCAN_ROWS):
                 yield rows[place : place + SCAN_ROWS]
             return
         span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
-        scan = self._reads.scan_with_options(span, _SCAN_OPTIONS)
+        scan = self._reads.scan_with_options(span, self._options.scan)
         iterator = await self._answer(scan, doing, start)
         left = limit
         while left is None or left > 0:
@@ -182,7 +199,8 @@ class DatabaseReads:
         """The last durable row from ``start`` up to, not including, ``end``."""
         span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
         doing = f"scan {self.name}"
-        iterator = await self._answer(self._reads.scan_with_options(span, _BACKWARDS), doing, end)
+        scan = self._reads.scan_with_options(span, self._options.backwards)
+        iterator = await self._answer(scan, doing, end)
         rows = await self._answer(next_rows(iterator, 1), doing, end)
         return rows[0] if rows else None
 
@@ -193,13 +211,16 @@ class DatabaseReads:
             timeout_ms = min(timeout_ms, _DAMAGED_TIMEOUT_MS)
         try:
             with translated(doing, key=key):
-                return await in_time(read, timeout_ms, doing)
+                return await in_time(self._read(read), timeout_ms, doing)
         except StoreUnavailableError as error:
             self._cut = await self._find_cut_file()
             if self._cut is None:
                 raise
             message = f"could not {doing}: {self._cut} is cut off"
             raise CorruptStoreError(message, key=key) from error
+
+    async def _read(self, read: Awaitable[T]) -> T:
+        return await read
 
     async def _find_cut_file(self) -> Path | None:
         looking = f"look at the files of {self.name}"
@@ -223,6 +244,7 @@ class Database(DatabaseReads):
         self._db = handle
         self._settings = objects.settings
         self._wal_sync: WalSync | None = None
+        self._journaled: JournaledWrites | None = None
         self._upkeep = Upkeep(objects, path)
         self._housekeeping: asyncio.Task[None] | None = None
         self._rounds_in_vain = 0
@@ -230,8 +252,12 @@ class Database(DatabaseReads):
         self._closing = asyncio.Lock()
 
     @classmethod
-    async def open(cls, objects: Objects, path: str) -> Database:
-        """Open the database ``path`` of a root for writing; it is created if it is not there."""
+    async def open(cls, objects: Objects, path: str, *, journaled: bool = False) -> Database:
+        """Open the database ``path`` of a root for writing; it is created if it is not there.
+
+        With ``journaled``, commits to files are durable in a journal first, as the settings say:
+        not for databases that other processes have to see every commit of (RFC 0011).
+        """
         settings = objects.settings
         name = objects.location.url_of(path)
         active_tier()  # complains now, not at the first commit, about a tier that can't be used
@@ -246,7 +272,7 @@ class Database(DatabaseReads):
             handle = await in_time(builder.build(), settings.outage_timeout_ms, f"open {name}")
         database = cls(handle, objects, path, metrics)
         try:
-            await database._start()
+            await database._start(journaled=journaled)
         except BaseException:
             await handle.shutdown()
             raise
@@ -262,13 +288,13 @@ class Database(DatabaseReads):
         """
         doing = f"write {self.name}"
         self._rounds_in_vain = 0
+        if self._journaled is not None:
+            committing = self._journaled.commit(rows, on_start)
+        else:
+            committing = commit_rows(self._db, rows, after_flush=self._wal_sync, on_start=on_start)
         try:
             with translated(doing):
-                await in_time(
-                    commit_rows(self._db, rows, after_flush=self._wal_sync, on_start=on_start),
-                    self._outage_timeout_ms,
-                    doing,
-                )
+                await in_time(committing, self._outage_timeout_ms, doing)
         except (StoreUnavailableError, StoreAccessError) as error:
             reason = await self._why_unwritable(rows.size_bytes)
             raise StoreUnavailableError(f"{error}{reason}", in_doubt=True) from error
@@ -287,15 +313,23 @@ class Database(DatabaseReads):
         """All rows as they are now, whatever is written from now on."""
         doing = f"read {self.name}"
         with translated(doing):
-            snapshot = await in_time(self._db.snapshot(), self._outage_timeout_ms, doing)
-        return DatabaseReads(snapshot, self._objects, self._path)
+            taking = self._read(self._db.snapshot())
+            snapshot = await in_time(taking, self._outage_timeout_ms, doing)
+        return DatabaseReads(snapshot, self._objects, self._path, self._options)
+
+    async def show_others(self) -> None:
+        """Wait until readers in other processes can see all that is durable."""
+        if self._journaled is not None:
+            doing = f"flush {self.name}"
+            await in_time(self._journaled.flush(), self._outage_timeout_ms, doing)
 
     async def flush_to_files(self) -> None:
         """Write what is in memory to files of its own, where a compaction finds it."""
         doing = f"flush {self.name}"
         options = slatedb.FlushOptions(flush_type=slatedb.FlushType.MEM_TABLE)
         with translated(doing):
-            await in_time(self._db.flush_with_options(options), self._outage_timeout_ms, doing)
+            flushing = self._read(self._db.flush_with_options(options))
+            await in_time(flushing, self._outage_timeout_ms, doing)
 
     async def size_bytes(self) -> int:
         """The bytes of the files that hold its rows; what only the WAL has is not in it."""
@@ -350,7 +384,7 @@ class Database(DatabaseReads):
             doing = f"close {self.name}"
             try:
                 with translated(doing):
-                    await in_time(self._db.shutdown(), self._outage_timeout_ms, doing)
+                    await in_time(self._shut_down(), self._outage_timeout_ms, doing)
                     await asyncio.to_thread(self._upkeep.sync_tree)
             except (FencedError, ClosedError) as error:
                 logger.info("%s", error)
@@ -359,14 +393,55 @@ class Database(DatabaseReads):
             if self._wal_sync:
                 self._wal_sync.close()
 
-    async def _start(self) -> None:
+    async def _shut_down(self) -> None:
+        try:
+            if self._journaled is not None:
+                await self._journaled.close()
+        finally:
+            await self._db.shutdown()
+
+    async def _read(self, read: Awaitable[T]) -> T:
+        """Read what is durable by now, though SlateDB may not have been given it yet."""
+        if self._journaled is not None:
+            await self._journaled.settled()
+        return await read
+
+    async def _start(self, *, journaled: bool) -> None:
         location = self._objects.location
-        if location.kind is StoreKind.FILE and self._settings.fsync:
+        if location.kind is StoreKind.FILE:
             folder = location.folder / self._path
-            with translated(f"sync {self.name}"):
-                self._wal_sync = await asyncio.to_thread(WalSync, folder)
-                await asyncio.to_thread(self._upkeep.sync_tree)
+            if self._settings.fsync:
+                with translated(f"sync {self.name}"):
+                    self._wal_sync = await asyncio.to_thread(WalSync, folder)
+                    await asyncio.to_thread(self._upkeep.sync_tree)
+            await self._start_journal(folder, wanted=journaled and self._settings.journal_ms > 0)
         self._housekeeping = asyncio.create_task(self._keep_house(), name=f"keep {self.name}")
+
+    async def _start_journal(self, folder: Path, *, wanted: bool) -> None:
+        """Bring in what earlier owners have left in theirs, and begin one if it is wanted."""
+        sync = self._settings.fsync
+        with translated(f"open {self.name}"):
+            left = await asyncio.to_thread(LeftJournals, folder)
+            if not left and not wanted:
+                return
+            journal = await asyncio.to_thread(partial(left.take_over, sync=sync))
+            try:
+                await bring_in(self._db, left, self._wal_sync, self.name)
+                await asyncio.to_thread(partial(left.remove, sync=sync))
+            except BaseException:
+                journal.remove()
+                raise
+            if not wanted:
+                journal.remove()
+                return
+        self._options = _WRITTEN
+        self._journaled = JournaledWrites(
+            self._db,
+            journal,
+            self._wal_sync,
+            flush_ms=self._settings.journal_ms,
+            name=self.name,
+        )
 
     async def _keep_house(self) -> None:
         settings = self._settings

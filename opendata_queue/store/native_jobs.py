@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 
 _TAKEN_AT_ONCE: Final = 16
 _WAKE_BYTES: Final = 64
-OK, FAILED, MALFORMED, NOT_SYNCED, NO_WAL, NO_MEMORY, NO_THREAD, GIVEN_UP = range(8)
+_IN_TIME: Final = b""
+_TOO_LATE: Final = b"fenced"
+OK, FAILED, MALFORMED, NOT_SYNCED, NO_WAL, NO_MEMORY, NO_THREAD, GIVEN_UP, FENCED = range(9)
 
 
 class RustBuffer(ctypes.Structure):
@@ -51,6 +53,17 @@ class Wal(ctypes.Structure):
     @classmethod
     def of(cls, sync: WalSync) -> Wal:
         return cls(os.fsencode(sync.folder), sync.descriptor, 0, sync.next_number)
+
+
+class Append(ctypes.Structure):
+    """Where a record goes."""
+
+    _fields_ = (
+        ("next", ctypes.c_char_p),
+        ("descriptor", ctypes.c_int32),
+        ("then_sync", ctypes.c_int32),
+        ("offset", ctypes.c_uint64),
+    )
 
 
 class Outcome(ctypes.Structure):
@@ -108,6 +121,11 @@ class NativeJobs:
         self._submit_write.argtypes = (
             pointer, u64, u64, ctypes.c_char_p, u64, i32, ctypes.POINTER(Wal), status
         )  # fmt: skip
+        self._submit_append = local.odq_submit_append
+        self._submit_append.restype = i32
+        self._submit_append.argtypes = (
+            pointer, u64, ctypes.POINTER(Append), ctypes.c_char_p, u64, ctypes.c_char_p, u64
+        )  # fmt: skip
         self._give_up_scan = local.odq_give_up_scan
         self._give_up_scan.restype = None
         self._give_up_scan.argtypes = (pointer, u64)
@@ -139,6 +157,31 @@ class NativeJobs:
         if on_start is not None:
             on_start()
         await future
+
+    async def append(
+        self,
+        descriptor: int,
+        offset: int,
+        head: bytes,
+        rows: bytes,
+        *,
+        sync: bool,
+        next_path: bytes,
+        on_start: Callable[[], None] | None,
+    ) -> bool:
+        """Write a record of a journal; false if somebody else had taken over by then.
+
+        It goes on to its end even if the awaiting task is cancelled.
+        """
+        mailbox = self._mailbox()
+        number, future = mailbox.expect(None)
+        to = Append(next_path, descriptor, sync, offset)
+        result = self._submit_append(mailbox.address, number, to, head, len(head), rows, len(rows))
+        if result != OK:
+            self._refuse(mailbox, number, result, CallStatus())
+        if on_start is not None:
+            on_start()
+        return await future == _IN_TIME
 
     async def scan(
         self, handle: int, *, is_reader: bool, span: bytes, options: bytes, limit: int
@@ -202,11 +245,13 @@ class NativeJobs:
             sync.next_number = outcome.wal_next
         if outcome.result in (OK, GIVEN_UP):  # nobody asks for what was given up
             return self._rows(outcome.rows)
+        if outcome.result == FENCED:
+            return _TOO_LATE
         if outcome.result == FAILED:
             self._raise_error(outcome.status)
-        assert sync is not None or outcome.result == MALFORMED
-        if sync is not None and outcome.result == NOT_SYNCED:
-            raise OSError(outcome.error_number, os.strerror(outcome.error_number), sync.folder)
+        if outcome.result == NOT_SYNCED:
+            where = "the journal" if sync is None else sync.folder
+            raise OSError(outcome.error_number, os.strerror(outcome.error_number), where)
         if sync is not None and outcome.result == NO_WAL:
             raise sync.no_file()
         raise AssertionError(f"the compiled batch writer returned {outcome.result}")

@@ -30,6 +30,11 @@ class StoreSettings:
     fsync: bool = True
     """On ``file:///``: a commit is not acknowledged before its files would survive a power cut."""
 
+    journal_ms: int = 10
+    """On ``file:///``: how long commits are in a journal alone before SlateDB has them, too, and
+    readers in other processes can see them (RFC 0011). With 0 there is no journal: every commit
+    makes a file, and takes five times as long."""
+
     block_cache_bytes: int = 64 * _MIB
     """Memory for blocks of SST files, for each open database."""
 
@@ -110,7 +115,7 @@ class StoreSettings:
             poll_ms = _S3_POLL_MS if on_s3 else _LOCAL_POLL_MS
         fetches, fetched_bytes = _S3_FETCH if on_s3 else _LOCAL_FETCH
         values: dict[str, object] = {
-            # Every commit flushes; a timer of SlateDB's own would only add WAL files.
+            # We flush; a timer of SlateDB's own would only add WAL files.
             "flush_interval": None,
             "l0_sst_size_bytes": self.memtable_bytes,
             # Back-pressure from compaction comes late rather than as a stall after 8 files.

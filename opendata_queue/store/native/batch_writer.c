@@ -1,11 +1,11 @@
 /* Writes packed batches of rows to SlateDB through the C symbols of its Python binding, makes them
- * durable, and reads the rows of short scans.
+ * durable, appends them to journals, and reads the rows of short scans.
  *
  * Two ways to ask for it. `odq_write` does all in one call that blocks, so the thread that calls
- * needs the GIL only before and after it. `odq_submit_write` and `odq_submit_scan` hand a job to a
- * thread of this library and return; when it is done, it is put into a mailbox, whose descriptor
- * wakes an event loop. No Python thread is needed then, and none has to wait for the GIL while the
- * event loop is busy.
+ * needs the GIL only before and after it. `odq_submit_write`, `odq_submit_append` and
+ * `odq_submit_scan` hand a job to a thread of this library and return; when it is done, it is put
+ * into a mailbox, whose descriptor wakes an event loop. No Python thread is needed then, and none has
+ * to wait for the GIL while the event loop is busy.
  *
  * A plain shared library without Python headers: ctypes loads it and releases the GIL for the
  * length of each call. It links against nothing of SlateDB; the caller hands over the addresses.
@@ -25,13 +25,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #ifdef __APPLE__
 #define fdatasync fsync
 #endif
 
-#define ODQ_ABI 4
+#define ODQ_ABI 5
 #define EXPORT __attribute__((visibility("default")))
 
 /* uniffi 0.31, contract version 30 */
@@ -77,11 +78,15 @@ typedef struct {
 
 /* Return codes of the exported functions. */
 enum { ODQ_OK = 0, ODQ_FAILED = 1, ODQ_MALFORMED = 2, ODQ_NOT_SYNCED = 3, ODQ_NO_WAL = 4,
-       ODQ_NO_MEMORY = 5, ODQ_NO_THREAD = 6, ODQ_GIVEN_UP = 7 };
+       ODQ_NO_MEMORY = 5, ODQ_NO_THREAD = 6, ODQ_GIVEN_UP = 7, ODQ_FENCED = 8 };
 
 /* The WAL files to sync after a flush: `folder`/`next`.sst and those after it, then the folder
  * itself, which `descriptor` is open on. `next` is moved on; durable_files.py says why that is all. */
 typedef struct { const char *folder; int32_t descriptor, error_number; uint64_t next; } WalSync;
+
+/* Where a record goes: into the file `descriptor` is open on, at `offset`, synced if asked. `next` is
+ * the file that whoever takes over makes first. journal.py says why that is all there is to look at. */
+typedef struct { const char *next; int32_t descriptor, then_sync; uint64_t offset; } Append;
 
 /* What has become of a job. On ODQ_FAILED `status` holds the error; `rows` is what a scan has
  * found. Both buffers are the receiver's to free. */
@@ -98,7 +103,8 @@ EXPORT uint32_t odq_layout(uint32_t *out, uint32_t capacity) {
         sizeof(RustCallStatus), offsetof(RustCallStatus, error_buf), sizeof(Symbols), HEADER_BYTES,
         sizeof(WalSync), offsetof(WalSync, descriptor), offsetof(WalSync, error_number),
         offsetof(WalSync, next), sizeof(Outcome), offsetof(Outcome, result),
-        offsetof(Outcome, status), offsetof(Outcome, rows),
+        offsetof(Outcome, status), offsetof(Outcome, rows), sizeof(Append),
+        offsetof(Append, descriptor), offsetof(Append, then_sync), offsetof(Append, offset),
     };
     const uint32_t count = sizeof layout / sizeof *layout;
     for (uint32_t i = 0; i < count && i < capacity; i++) out[i] = layout[i];
@@ -298,6 +304,34 @@ EXPORT int32_t odq_write(const Symbols *s, uint64_t db, const uint8_t *rows, uin
     return result;
 }
 
+/* The number of the error, or 0. */
+static int write_at(int descriptor, const uint8_t *bytes, size_t size, uint64_t offset) {
+    while (size) {
+        const ssize_t written = pwrite(descriptor, bytes, size, (off_t)offset);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return written ? errno : EIO;
+        bytes += written;
+        offset += (uint64_t)written;
+        size -= (size_t)written;
+    }
+    return 0;
+}
+
+/* Only whoever is told ODQ_OK may say that the record counts: a successor that has not begun by then
+ * will find it. */
+static int append_record(const Append *to, const uint8_t *record, size_t size, int32_t *error) {
+    struct stat file;
+    *error = write_at(to->descriptor, record, size, to->offset);
+    if (!*error && to->then_sync) *error = synced(fdatasync, to->descriptor);
+    if (*error) return ODQ_NOT_SYNCED;
+    if (!access(to->next, F_OK)) return ODQ_FENCED;
+    if (errno != ENOENT || fstat(to->descriptor, &file)) {
+        *error = errno;
+        return ODQ_NOT_SYNCED;
+    }
+    return file.st_nlink ? ODQ_OK : ODQ_FENCED;
+}
+
 /* --- jobs --------------------------------------------------------------------------------------- */
 
 enum { MOST_THREADS = 64 }; /* of each pool */
@@ -313,7 +347,7 @@ struct Job {
     Job *next;
     Job *next_scan; /* of those of the mailbox that are under way */
     Mailbox *mailbox;
-    int is_scan, is_reader, then_flush, has_wal;
+    int is_scan, is_append, is_reader, then_flush, has_wal;
     /* Of a scan, with the mailbox's mutex: the future that a thread is driving, if there is one, and
      * what ends it early. */
     int given_up;
@@ -322,8 +356,9 @@ struct Job {
     uint32_t limit;
     uint64_t handle, range_size, size;
     WalSync wal;
+    Append to;
     Outcome outcome;
-    uint8_t bytes[]; /* rows, or range and options; then the WAL's folder */
+    uint8_t bytes[]; /* rows, or range and options; then the path that belongs to them */
 };
 
 /* Writes have threads of their own: they never wait behind reads that get no answer. */
@@ -362,7 +397,8 @@ static void forget_scan(Job *scan) {
 static void free_job(Job *job) {
     const Symbols *s = &job->mailbox->symbols;
     RustCallStatus ignored = {0};
-    (job->is_reader ? s->free_dbreader : s->free_db)(job->handle, &ignored);
+    if (job->is_append) close(job->to.descriptor);
+    else (job->is_reader ? s->free_dbreader : s->free_db)(job->handle, &ignored);
     free(job);
 }
 
@@ -466,6 +502,8 @@ static void run(Job *job) {
     Outcome *out = &job->outcome;
     if (job->is_scan) {
         out->result = scan(s, job, &out->rows, &out->status);
+    } else if (job->is_append) {
+        out->result = append_record(&job->to, job->bytes, job->size, &out->error_number);
     } else {
         WalSync *wal = job->has_wal ? &job->wal : NULL;
         out->result = odq_write(s, job->handle, job->bytes, job->size, job->then_flush, wal,
@@ -609,6 +647,28 @@ EXPORT int32_t odq_submit_write(Mailbox *mailbox, uint64_t number, uint64_t db, 
         job->wal.folder = memcpy(job->bytes + size, wal->folder, folder_size);
     }
     return submit(job);
+}
+
+/* A record to a journal as a job: `head`, then `rows`. All is copied, the descriptor too: should it be
+ * closed before the job is done, its number may soon be that of another file. */
+EXPORT int32_t odq_submit_append(Mailbox *mailbox, uint64_t number, const Append *to,
+                                 const uint8_t *head, uint64_t head_size, const uint8_t *rows,
+                                 uint64_t size) {
+    const size_t next_size = strlen(to->next) + 1;
+    Job *job = calloc(1, sizeof *job + head_size + size + next_size);
+    if (!job) return ODQ_NO_MEMORY;
+    job->mailbox = mailbox;
+    job->outcome.number = number;
+    job->is_append = 1;
+    job->size = head_size + size;
+    memcpy(job->bytes, head, head_size);
+    memcpy(job->bytes + head_size, rows, size);
+    job->to = *to;
+    job->to.next = memcpy(job->bytes + job->size, to->next, next_size);
+    job->to.descriptor = fcntl(to->descriptor, F_DUPFD_CLOEXEC, 0);
+    if (job->to.descriptor >= 0) return submit(job);
+    free(job);
+    return ODQ_NO_MEMORY;
 }
 
 /* The first `limit` rows of a range of a database, or of a reader's, as a job. `bytes` has the range

@@ -1,0 +1,232 @@
+"""The journal of a database on files: where its commits are durable first (RFC 0011).
+
+A file for each owner, numbered without gaps. Two regions of it take turns: while SlateDB makes what
+is in one of them durable, the next commits go to the other. So the same blocks of the disk are
+written again and again, and a sync has nothing to do but that.
+
+Whoever takes over makes the file with the next number before it reads this one. An owner that finds
+that file, or its own removed, after it has synced a record was replaced, and must not acknowledge
+it. One that finds neither was read later than its record was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from odq_encodings import (
+    JOURNAL_HEAD_BYTES,
+    JournalRecord,
+    encode_journal_head,
+    read_journal_records,
+)
+from opendata_queue.errors import CorruptStoreError, FencedError
+from opendata_queue.store.batch_writer import Tier, active_tier, in_worker, native_jobs
+from opendata_queue.store.durable_files import make_folder, sync_file
+
+REGION_BYTES: Final = 8 * 1024 * 1024
+MAX_RECORD_BYTES: Final = 1024 * 1024
+"""Larger commits are worth a file of SlateDB's own."""
+
+FOLDER: Final = "journal"
+_NAME: Final = re.compile(r"(\d{20})\.journal")
+
+
+class Journal:
+    """What one owner has committed since SlateDB last made everything durable."""
+
+    def __init__(self, folder: Path, number: int, *, sync: bool) -> None:
+        """Make the file; from now on the owner before finds itself replaced."""
+        self.path = _path(folder, number)
+        self._next_path = os.fsencode(_path(folder, number + 1))
+        self._sync = sync
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+        self._descriptor = os.open(self.path, flags, 0o644)
+        if sync:
+            sync_file(folder)
+        self._region = 0
+        self._used = [0, 0]
+        """How many bytes of each region are in use."""
+        self._sequence = 0
+        self._flushed = 0
+        self._known_to_disk = 0
+        """What the last record says is flushed."""
+
+    @property
+    def last(self) -> int:
+        """The sequence of the last record."""
+        return self._sequence
+
+    @property
+    def flushed(self) -> int:
+        """Up to which record SlateDB holds everything."""
+        return self._flushed
+
+    def has_room(self, size: int) -> bool:
+        """Whether a commit of so many bytes can be appended now."""
+        if size > MAX_RECORD_BYTES:
+            return False
+        # And of one without rows behind it, which says what is flushed.
+        return self._used[self._region] + 2 * JOURNAL_HEAD_BYTES + size <= REGION_BYTES
+
+    async def append(self, rows: bytes, on_start: Callable[[], None] | None = None) -> None:
+        """Write a record; when this returns it is durable, and will not be missed.
+
+        If it raises or is cancelled, nothing may be appended any more.
+        """
+        self._sequence += 1
+        head = encode_journal_head(self._sequence, self._flushed, rows)
+        offset = self._region * REGION_BYTES + self._used[self._region]
+        if active_tier() is Tier.compiled:
+            in_time = await native_jobs().append(
+                self._descriptor,
+                offset,
+                head,
+                rows,
+                sync=self._sync,
+                next_path=self._next_path,
+                on_start=on_start,
+            )
+        else:
+            in_time = await self._append_in_thread(offset, head + rows, on_start)
+        if not in_time:
+            raise FencedError(f"could not write {self.path}: another process has taken over")
+        self._used[self._region] += len(head) + len(rows)
+        self._known_to_disk = self._flushed
+
+    async def _append_in_thread(
+        self, offset: int, record: bytes, on_start: Callable[[], None] | None
+    ) -> bool:
+        # Should ours be closed meanwhile, its number may soon be that of another file.
+        descriptor = os.dup(self._descriptor)
+        outcome: list[bool] = []
+
+        def work() -> None:
+            try:
+                outcome.append(self._append_now(descriptor, offset, record))
+            finally:
+                os.close(descriptor)
+
+        await in_worker(work, on_start)
+        return outcome[0]
+
+    def _append_now(self, descriptor: int, offset: int, record: bytes) -> bool:
+        left = memoryview(record)
+        while left:
+            written = os.pwrite(descriptor, left, offset)
+            left, offset = left[written:], offset + written
+        if self._sync:
+            getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has none
+        replaced = os.path.exists(self._next_path)
+        return not replaced and bool(os.fstat(descriptor).st_nlink)
+
+    async def tell_flushed(self) -> None:
+        """Have the disk know what is flushed, if the last record does not say it.
+
+        Before records are written over, and before anything is committed past the journal: what is
+        flushed must neither be missed there nor be laid over that.
+        """
+        if self._known_to_disk == self._flushed:
+            return
+        is_everything = self._flushed == self._sequence
+        await self.append(b"")
+        if is_everything:
+            self._flushed = self._known_to_disk = self._sequence
+
+    async def switch(self) -> int:
+        """Let the next records go to the other region; returns the last sequence before that.
+
+        All that was in the other one is flushed.
+        """
+        await self.tell_flushed()
+        self._region = 1 - self._region
+        self._used[self._region] = 0
+        return self._sequence
+
+    def is_flushed(self, sequence: int) -> None:
+        """SlateDB holds everything up to there: the region that it is in can be used again."""
+        self._flushed = sequence
+
+    def close(self) -> None:
+        """Leave it to the next owner."""
+        os.close(self._descriptor)
+
+    def remove(self) -> None:
+        """Close it when SlateDB holds everything."""
+        self.close()
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        if self._sync:
+            sync_file(self.path.parent)
+
+
+class LeftJournals:
+    """What earlier owners have left, for the one that has just replaced them."""
+
+    def __init__(self, database_folder: Path) -> None:
+        self.folder = database_folder / FOLDER
+        numbers = _numbers(self.folder)
+        self.next_number = max(numbers, default=0) + 1
+        self._paths = [_path(self.folder, number) for number in sorted(numbers)]
+
+    def __bool__(self) -> bool:
+        return bool(self._paths)
+
+    def take_over(self, *, sync: bool) -> Journal:
+        """Make the next journal: from then on nothing is acknowledged in those before it."""
+        make_folder(self.folder, sync=sync)
+        while True:
+            try:
+                return Journal(self.folder, self.next_number, sync=sync)
+            except FileExistsError:  # of another process that opens the database, too
+                self.next_number += 1
+
+    def commits(self) -> list[bytes]:
+        """The rows of all commits that SlateDB may not hold, in order. After ``take_over``."""
+        return [record.rows for path in self._paths for record in unflushed(path) if record.rows]
+
+    def remove(self, *, sync: bool) -> None:
+        """Remove them, the oldest first, when SlateDB holds what was in them."""
+        for path in self._paths:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        if sync and self._paths:
+            sync_file(self.folder)
+
+
+def unflushed(path: Path) -> list[JournalRecord]:
+    """The records of a journal that are not known to be flushed, in order."""
+    try:
+        with path.open("rb") as file:
+            regions = [file.read(REGION_BYTES), file.read(REGION_BYTES)]
+    except FileNotFoundError:  # its owner was closed just now
+        return []
+    found = [list(read_journal_records(region)) for region in regions]
+    records = {one.sequence: one for region in found for one in region}
+    if not records:
+        return []
+    last = records[max(records)]
+    wanted = range(last.flushed + 1, last.sequence + 1)
+    missing = next((sequence for sequence in wanted if sequence not in records), None)
+    if missing is not None:
+        raise CorruptStoreError(
+            f"{path} is damaged: it has record {last.sequence}, and not {missing}, which no other "
+            "file has; without that file the database opens as it was before it"
+        )
+    return [records[sequence] for sequence in wanted]
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"{number:020}.journal"
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return [int(found[1]) for found in map(_NAME.fullmatch, names) if found]

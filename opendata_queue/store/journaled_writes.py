@@ -1,0 +1,209 @@
+"""Commits that are durable in a journal first, and go to SlateDB many at a time (RFC 0011)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import slatedb.uniffi as slatedb
+
+from opendata_queue.errors import OdqError, StoreUnavailableError
+from opendata_queue.store.batch_writer import commit_rows, write_rows
+from opendata_queue.store.durable_files import WalSync
+from opendata_queue.store.journal import Journal, LeftJournals
+from opendata_queue.store.packed_rows import PackedRows
+from opendata_queue.store.rows import Rows
+from opendata_queue.store.translation import translated
+
+logger = logging.getLogger(__name__)
+
+_NOTHING: Final = PackedRows(b"", 0)
+_BROUGHT_IN_AT_ONCE: Final = 64
+"""Commits, of 1 MiB at most each."""
+
+
+class JournaledWrites:
+    """The way of commits into one database.
+
+    Rows are handed to SlateDB, in the order of their commits, when somebody wants to read, and
+    every few milliseconds to be flushed. What SlateDB is given is durable already, so whatever it
+    shows may be shown.
+    """
+
+    def __init__(
+        self,
+        db: slatedb.Db,
+        journal: Journal,
+        wal_sync: WalSync | None,
+        *,
+        flush_ms: int,
+        name: str,
+    ) -> None:
+        self._db = db
+        self._journal = journal
+        self._wal_sync = wal_sync
+        self._flush_ms = flush_ms
+        self._name = name
+        self._pending: list[PackedRows] = []
+        """Commits that are in the journal, and not handed to SlateDB yet."""
+        self._failure: OdqError | None = None
+        # Whoever needs both of them takes them in this order.
+        self._writing = asyncio.Lock()
+        """Held by whoever hands rows to SlateDB: they go there in order."""
+        self._appending = asyncio.Lock()
+        """Held by whoever writes to the journal."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._flusher: asyncio.Task[None] | None = None
+        self._applying: set[asyncio.Task[None]] = set()
+        self._next_apply: asyncio.Task[None] | None = None
+        """One that has not begun yet: it will hand over all that is durable by now."""
+
+    async def commit(self, rows: Rows, on_start: Callable[[], None] | None = None) -> None:
+        """Write rows as one atomic batch; when this returns they are durable.
+
+        If it raises or is cancelled, they may be or not, and nothing is written any more.
+        """
+        packed = PackedRows(rows.packed(), len(rows))
+        async with self._appending:
+            self._check()
+            if self._journal.has_room(len(packed.data)):
+                await self._append(packed, on_start)
+                return
+        async with self._writing, self._appending:
+            self._check()
+            await self._flush(await self._take_all())
+            if self._journal.has_room(len(packed.data)):
+                await self._append(packed, on_start)
+                return
+            with self._stopping():
+                await self._journal.tell_flushed()
+                await commit_rows(self._db, packed, after_flush=self._wal_sync, on_start=on_start)
+
+    async def settled(self) -> None:
+        """Wait until all that was durable when this was called can be read."""
+        if self._pending or self._writing.locked():
+            applying = self._next_apply
+            if applying is None:
+                applying = asyncio.create_task(self._apply(), name=f"apply to {self._name}")
+                self._next_apply = applying
+                self._applying.add(applying)
+                applying.add_done_callback(self._applied)
+            # Whoever gives up reading must not stop a write half-way.
+            await asyncio.shield(applying)
+
+    async def flush(self) -> None:
+        """Have SlateDB make everything durable, where readers in other processes find it."""
+        async with self._writing:
+            async with self._appending:
+                self._check()
+                taken = await self._take_all()
+            await self._flush(taken)
+
+    async def close(self) -> None:
+        """Flush, and remove the journal; after a failure it is left to the next owner."""
+        if self._timer is not None:
+            self._timer.cancel()
+        under_way = [*self._applying, *([] if self._flusher is None else [self._flusher])]
+        if under_way:
+            await asyncio.wait(under_way)
+        try:
+            await self.flush()
+        except BaseException:
+            self._journal.close()
+            raise
+        await asyncio.to_thread(self._journal.remove)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            # Without its traceback, which would grow with every caller that gets it.
+            raise self._failure.with_traceback(None)
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Whatever goes wrong in here, nothing is written afterwards: it would be out of order."""
+        try:
+            with translated(f"write {self._name}"):
+                yield
+        except OdqError as error:
+            self._failure = self._failure or error
+            raise
+        except BaseException as error:
+            stopped = StoreUnavailableError(f"a write to {self._name} was given up: {error!r}")
+            self._failure = self._failure or stopped
+            raise
+
+    async def _append(self, packed: PackedRows, on_start: Callable[[], None] | None) -> None:
+        with self._stopping():
+            await self._journal.append(packed.data, on_start)
+        self._pending.append(packed)
+        if self._timer is None and (self._flusher is None or self._flusher.done()):
+            self._flush_later()
+
+    async def _apply(self) -> None:
+        async with self._writing:
+            self._next_apply = None
+            self._check()
+            taken, self._pending = self._pending, []
+            if taken:
+                with self._stopping():
+                    await write_rows(self._db, _joined(taken))
+
+    def _applied(self, applying: asyncio.Task[None]) -> None:
+        self._applying.discard(applying)
+        if not applying.cancelled():
+            applying.exception()  # seen, even if those who wanted to read have gone
+
+    async def _take_all(self) -> tuple[list[PackedRows], int]:
+        """What is to be flushed, and up to where in the journal that is. Hold both locks."""
+        with self._stopping():
+            last = await self._journal.switch()
+        taken, self._pending = self._pending, []
+        return taken, last
+
+    async def _flush(self, to_flush: tuple[list[PackedRows], int]) -> None:
+        taken, last = to_flush
+        if self._journal.flushed < last:
+            with self._stopping():
+                await commit_rows(self._db, _joined(taken), after_flush=self._wal_sync)
+            self._journal.is_flushed(last)
+
+    def _flush_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._flush_ms / 1000, self._begin_flush)
+
+    def _begin_flush(self) -> None:
+        self._timer = None
+        self._flusher = asyncio.create_task(self._flush_now(), name=f"flush {self._name}")
+
+    async def _flush_now(self) -> None:
+        try:
+            await self.flush()
+        except OdqError as error:
+            # Whoever commits next gets it too.
+            logger.info("%s", error)
+            return
+        if self._journal.flushed < self._journal.last:
+            self._flush_later()
+
+
+async def bring_in(db: slatedb.Db, left: LeftJournals, wal_sync: WalSync | None, name: str) -> None:
+    """Hand the commits to SlateDB that only the journals of earlier owners have."""
+    commits = await asyncio.to_thread(left.commits)
+    if not commits:
+        return
+    for place in range(0, len(commits), _BROUGHT_IN_AT_ONCE):
+        some = [_unpacked(data) for data in commits[place : place + _BROUGHT_IN_AT_ONCE]]
+        await write_rows(db, _joined(some))
+    await commit_rows(db, _NOTHING, after_flush=wal_sync)
+    logger.info("brought in %d commits from the journal of %s", len(commits), name)
+
+
+def _unpacked(data: bytes) -> PackedRows:
+    return PackedRows(data, sum(1 for _ in PackedRows(data, 0)))
+
+
+def _joined(commits: Sequence[PackedRows]) -> PackedRows:
+    return PackedRows(b"".join([one.data for one in commits]), sum(map(len, commits)))
