@@ -57,9 +57,10 @@ from opendata_queue.queue_options import QueueOptions, check_name
 from opendata_queue.queue_state import Claim, Held, Waiting
 from opendata_queue.queue_store import MAX_AT_ONCE, MAX_WAIT_MS, QueueStore
 from opendata_queue.receipts import HeldMessage, Receipts
-from opendata_queue.roles import publishing_is_elsewhere
+from opendata_queue.roles import bring_in_owners_shard, publishing_is_elsewhere
 from opendata_queue.routing import Router, retention_deadline
 from opendata_queue.shard import MAX_MESSAGE_ID, MessageShard, PublishOptions
+from opendata_queue.shard_files import OWNERS_SHARD
 from opendata_queue.shard_readers import ShardReaders
 from opendata_queue.store import Figure, Objects, StoreSettings
 from opendata_queue.stored_queue import StoredQueue
@@ -76,7 +77,6 @@ from opendata_queue.views import (
 
 MAX_FAILED_AT_ONCE: Final = 10_000
 
-_OWNERS_SHARD: Final = 0
 _LAST_ROUTES_MS: Final = 1_000
 
 
@@ -211,9 +211,13 @@ class Engine(AsyncSystem):
         try:
             shard = None
             options = options or PublishOptions()
-            if publishes:
+            if not publishes:
+                await bring_in_owners_shard(
+                    objects, clock, takeover=takeover is True, name=name, lease_ms=owner_lease_ms
+                )
+            else:
                 shard = await MessageShard.open(
-                    objects, _OWNERS_SHARD, clock=clock, options=options, journaled=True
+                    objects, OWNERS_SHARD, clock=clock, options=options, journaled=True
                 )
             opened = await cls._open_owned(
                 objects,
@@ -250,7 +254,7 @@ class Engine(AsyncSystem):
         lease_grace_ms: int,
     ) -> Self:
         readers = ShardReaders(objects, clock)
-        messages = AllMessages(shard, _OWNERS_SHARD, readers, clock, ahead_bytes=ahead_bytes)
+        messages = AllMessages(shard, OWNERS_SHARD, readers, clock, ahead_bytes=ahead_bytes)
         queues: QueueStore | None = None
         following: Following | None = None
         try:
@@ -309,7 +313,7 @@ class Engine(AsyncSystem):
         """
         if not isinstance(from_sequence, int) or from_sequence < 0:
             raise InvalidInputError(f"from_sequence is {from_sequence!r}, not 0 or more")
-        return self._messages.log(_OWNERS_SHARD).scan(from_sequence, limit=limit)
+        return self._messages.log(OWNERS_SHARD).scan(from_sequence, limit=limit)
 
     # --- queues -----------------------------------------------------------------------------------
 
@@ -674,7 +678,7 @@ class Engine(AsyncSystem):
         return OwnedStores(
             objects=self._objects,
             queues=self._queues,
-            shards={} if self._own is None else {_OWNERS_SHARD: self._own},
+            shards={} if self._own is None else {OWNERS_SHARD: self._own},
             readers=self._readers,
             routed_up_to=lambda shard: self._following.cursors().get(shard, 0),
             followed=lambda: self._following.followed,
@@ -754,12 +758,12 @@ async def _follow_own(shard: MessageShard, queues: QueueStore) -> tuple[int, Tai
     """Route what is published here, from where it was left."""
     cursor: int | None = shard.next_id & 0xFFFF_FFFF
     if queues.names():
-        cursor = await queues.cursor(_OWNERS_SHARD)
+        cursor = await queues.cursor(OWNERS_SHARD)
     queues.ledger.starts_at(shard.next_id)
-    router = Router(queues, _OWNERS_SHARD, cursor or 0, always_remember=False)
+    router = Router(queues, OWNERS_SHARD, cursor or 0, always_remember=False)
     tailer = Tailer(shard.log, router)
     shard.on_durable = tailer.hand_over
-    return _OWNERS_SHARD, tailer
+    return OWNERS_SHARD, tailer
 
 
 class _Deadlines:

@@ -11,7 +11,7 @@ from opendata_queue.commit_files import CommitFiles
 from opendata_queue.errors import OdqError
 from opendata_queue.live_follower import LiveFollower
 from opendata_queue.queue_store import QueueStore
-from opendata_queue.shard_files import ShardFiles, is_bulk
+from opendata_queue.shard_files import OWNERS_SHARD, ShardFiles, is_bulk
 from opendata_queue.shard_readers import ShardReaders
 from opendata_queue.store import Objects, StoreKind
 from opendata_queue.tailer import Tailer
@@ -19,7 +19,6 @@ from opendata_queue.tasks import end_tasks
 
 logger = logging.getLogger(__name__)
 
-_OWNERS_SHARD: Final = 0
 _LOOK_MS: Final = 1_000
 # A list on S3 costs as much as a thousand reads of a local file.
 _LOOK_S3_MS: Final = 2_000
@@ -117,8 +116,8 @@ class Following:
         """Follow all live shards that are there now."""
         async with self._looking:
             numbers = await self._files.live_shards()
-            if self._own_shard != _OWNERS_SHARD:
-                numbers.append(_OWNERS_SHARD)
+            if self._own_shard != OWNERS_SHARD:
+                numbers.append(OWNERS_SHARD)
             for shard in numbers:
                 if shard not in self._live and shard != self._own_shard:
                     follower = await LiveFollower.start(shard, self._store, self._readers)

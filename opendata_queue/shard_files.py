@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from opendata_queue.errors import CorruptStoreError, StoreUnavailableError
 from opendata_queue.store import Objects
 
+OWNERS_SHARD: Final = 0
+"""Belongs to whoever serves everything, and is never reserved."""
+
 FIRST_BULK_SHARD: Final = 65_536
 """Shard numbers below are for live shards; from here on they are for bulk shards."""
 LAST_SHARD: Final = (1 << 31) - 1

@@ -5,6 +5,7 @@ from opendata_queue.store.batch_writer import Tier, active_tier
 from opendata_queue.store.bulk_database import BulkDatabase
 from opendata_queue.store.database import BlockCache, Database, DatabaseReader, DatabaseReads
 from opendata_queue.store.figures import Distribution, Figure
+from opendata_queue.store.journal import has_journal
 from opendata_queue.store.last_calls import wait_for_last_calls
 from opendata_queue.store.location import Location, StoreKind
 from opendata_queue.store.objects import Objects, forget_memory_root
@@ -37,5 +38,6 @@ __all__ = [
     "Upkeep",
     "active_tier",
     "forget_memory_root",
+    "has_journal",
     "wait_for_last_calls",
 ]

@@ -134,7 +134,9 @@ class DatabaseReads:
     async def get(self, key: bytes) -> bytes | None:
         """The value of ``key``, if it has one that is durable."""
         doing = f"read {self.name}"
-        return await self._answer(self._reads.get_with_options(key, self._options.get), doing, key)
+        return await self._answer(
+            lambda: self._reads.get_with_options(key, self._options.get), doing, key
+        )
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of ``keys``, in their order, a bounded number of reads at a time."""
@@ -176,18 +178,23 @@ class DatabaseReads:
             return
         doing = f"scan {self.name}"
         if limit is not None and limit <= _SHORT_SCAN_ROWS:
-            short = first_rows(self._reads, start, end, self._options.short_scan, limit)
-            rows = await self._answer(short, doing, start)
+            wanted = limit
+            rows = await self._answer(
+                lambda: first_rows(self._reads, start, end, self._options.short_scan, wanted),
+                doing,
+                start,
+            )
             for place in range(0, len(rows), SCAN_ROWS):
                 yield rows[place : place + SCAN_ROWS]
             return
         span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
-        scan = self._reads.scan_with_options(span, self._options.scan)
-        iterator = await self._answer(scan, doing, start)
+        iterator = await self._answer(
+            lambda: self._reads.scan_with_options(span, self._options.scan), doing, start
+        )
         left = limit
         while left is None or left > 0:
             wanted = SCAN_ROWS if left is None else min(SCAN_ROWS, left)
-            chunk = await self._answer(next_rows(iterator, wanted), doing, start)
+            chunk = await self._answer(partial(next_rows, iterator, wanted), doing, start)
             if chunk:
                 yield chunk
             if len(chunk) < wanted:  # there are no more; asking again would only cost a call
@@ -199,12 +206,13 @@ class DatabaseReads:
         """The last durable row from ``start`` up to, not including, ``end``."""
         span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
         doing = f"scan {self.name}"
-        scan = self._reads.scan_with_options(span, self._options.backwards)
-        iterator = await self._answer(scan, doing, end)
-        rows = await self._answer(next_rows(iterator, 1), doing, end)
+        iterator = await self._answer(
+            lambda: self._reads.scan_with_options(span, self._options.backwards), doing, end
+        )
+        rows = await self._answer(lambda: next_rows(iterator, 1), doing, end)
         return rows[0] if rows else None
 
-    async def _answer(self, read: Awaitable[T], doing: str, key: bytes) -> T:
+    async def _answer(self, read: Callable[[], Awaitable[T]], doing: str, key: bytes) -> T:
         """What SlateDB answers; a file that is not whole is why it does not, if there is one."""
         timeout_ms = self._outage_timeout_ms
         if self._cut is not None:  # many reads may follow: none of them is worth a long wait
@@ -219,8 +227,8 @@ class DatabaseReads:
             message = f"could not {doing}: {self._cut} is cut off"
             raise CorruptStoreError(message, key=key) from error
 
-    async def _read(self, read: Awaitable[T]) -> T:
-        return await read
+    async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
+        return await read()
 
     async def _find_cut_file(self) -> Path | None:
         looking = f"look at the files of {self.name}"
@@ -313,7 +321,7 @@ class Database(DatabaseReads):
         """All rows as they are now, whatever is written from now on."""
         doing = f"read {self.name}"
         with translated(doing):
-            taking = self._read(self._db.snapshot())
+            taking = self._read(self._db.snapshot)
             snapshot = await in_time(taking, self._outage_timeout_ms, doing)
         return DatabaseReads(snapshot, self._objects, self._path, self._options)
 
@@ -328,7 +336,7 @@ class Database(DatabaseReads):
         doing = f"flush {self.name}"
         options = slatedb.FlushOptions(flush_type=slatedb.FlushType.MEM_TABLE)
         with translated(doing):
-            flushing = self._read(self._db.flush_with_options(options))
+            flushing = self._read(lambda: self._db.flush_with_options(options))
             await in_time(flushing, self._outage_timeout_ms, doing)
 
     async def size_bytes(self) -> int:
@@ -400,11 +408,11 @@ class Database(DatabaseReads):
         finally:
             await self._db.shutdown()
 
-    async def _read(self, read: Awaitable[T]) -> T:
+    async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
         """Read what is durable by now, though SlateDB may not have been given it yet."""
         if self._journaled is not None:
             await self._journaled.settled()
-        return await read
+        return await read()
 
     async def _start(self, *, journaled: bool) -> None:
         location = self._objects.location

@@ -27,6 +27,8 @@ from odq_encodings import (
 from opendata_queue.errors import CorruptStoreError, FencedError
 from opendata_queue.store.batch_writer import Tier, active_tier, in_worker, native_jobs
 from opendata_queue.store.durable_files import make_folder, sync_file
+from opendata_queue.store.location import StoreKind
+from opendata_queue.store.objects import Objects
 
 REGION_BYTES: Final = 8 * 1024 * 1024
 MAX_RECORD_BYTES: Final = 1024 * 1024
@@ -196,6 +198,12 @@ class LeftJournals:
                 path.unlink()
         if sync and self._paths:
             sync_file(self.folder)
+
+
+def has_journal(objects: Objects, path: str) -> bool:
+    """Whether an owner of the database ``path`` is at work, or has left commits in its journal."""
+    location = objects.location
+    return location.kind is StoreKind.FILE and bool(LeftJournals(location.folder / path))
 
 
 def unflushed(path: Path) -> list[JournalRecord]:

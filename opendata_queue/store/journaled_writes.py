@@ -10,7 +10,7 @@ from typing import Final
 
 import slatedb.uniffi as slatedb
 
-from opendata_queue.errors import OdqError, StoreUnavailableError
+from opendata_queue.errors import ClosedError, OdqError, StoreUnavailableError
 from opendata_queue.store.batch_writer import commit_rows, write_rows
 from opendata_queue.store.durable_files import WalSync
 from opendata_queue.store.journal import Journal, LeftJournals
@@ -114,6 +114,7 @@ class JournaledWrites:
         except BaseException:
             self._journal.close()
             raise
+        self._failure = ClosedError(f"could not write {self._name}: it is closed")
         await asyncio.to_thread(self._journal.remove)
 
     def _check(self) -> None:

@@ -193,28 +193,38 @@ int fdatasync(int descriptor) { return watched("fdatasync", descriptor); }
 
 SYNCED_PUBLISHER = """
 import asyncio, os, pathlib, sys
-from opendata_queue import Engine
+from opendata_queue import Engine, StoreSettings
 
-async def main(root):
+async def main(root, journal_ms):
     log = pathlib.Path(os.environ["SYNC_LOG"])
     wal = root / "messages" / "00000" / "wal"
-    async with await Engine.open(root.as_uri()) as system:
-        for _ in range(20):
+    journal = root / "messages" / "00000" / "journal"
+    settings = StoreSettings(journal_ms=journal_ms)
+    async with await Engine.open(root.as_uri(), settings=settings) as system:
+        for number in range(1, 21):
             await system.publish(b"x")
-            files = {*map(str, wal.glob("*.sst")), str(wal)}
-            missing = files - set(log.read_text().splitlines())
-            assert not missing, missing
+            synced = log.read_text().splitlines()
+            if journal_ms:
+                (file,) = journal.iterdir()
+                assert synced.count(str(file)) >= number
+                assert str(journal) in synced
+            else:
+                missing = {*map(str, wal.glob("*.sst")), str(wal)} - set(synced)
+                assert not missing, missing
         await system.close()
+        missing = {*map(str, wal.glob("*.sst")), str(wal)} - set(log.read_text().splitlines())
+        assert not missing, missing
 
-asyncio.run(main(pathlib.Path(sys.argv[1])))
+asyncio.run(main(pathlib.Path(sys.argv[1]), int(sys.argv[2])))
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="preloads a library")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 @pytest.mark.parametrize("tier", Tier)
-def test_every_wal_file_of_a_commit_is_synced_before_it_is_acknowledged(
-    tmp_path: Path, tier: Tier
+@pytest.mark.parametrize("journal_ms", [0, 10])
+def test_every_file_of_a_commit_is_synced_before_it_is_acknowledged(
+    tmp_path: Path, tier: Tier, journal_ms: int
 ) -> None:
     source, shim, log = tmp_path / "watch.c", tmp_path / "watch.so", tmp_path / "synced"
     source.write_text(SYNC_WATCH)
@@ -222,7 +232,7 @@ def test_every_wal_file_of_a_commit_is_synced_before_it_is_acknowledged(
     root = tmp_path / "root"
 
     subprocess.run(
-        [sys.executable, "-c", SYNCED_PUBLISHER, root],
+        [sys.executable, "-c", SYNCED_PUBLISHER, root, str(journal_ms)],
         check=True,
         env=os.environ
         | {

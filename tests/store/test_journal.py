@@ -1,0 +1,413 @@
+"""The journal of a database on files (RFC 0011).
+
+A copy of the folder is what a process that is killed at that moment leaves behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from odq_encodings import JournalRecord, read_journal_records
+from opendata_queue import (
+    ClosedError,
+    CorruptStoreError,
+    Engine,
+    FencedError,
+    NewMessage,
+    StoreSettings,
+)
+from opendata_queue.store import Database, DatabaseReader, Objects, Rows, Tier
+from opendata_queue.store import journal as journal_module
+from opendata_queue.store.journal import Journal, unflushed
+
+# Nothing is flushed in these tests that they do not ask for.
+NEVER_MS = 24 * 3_600_000
+SETTINGS = StoreSettings(journal_ms=NEVER_MS, fsync=False)
+SYNCED = StoreSettings(journal_ms=NEVER_MS)
+
+
+def objects_in(folder: Path, settings: StoreSettings = SETTINGS) -> Objects:
+    return Objects.open(folder.as_uri(), settings)
+
+
+async def opened(folder: Path, settings: StoreSettings = SETTINGS) -> Database:
+    return await Database.open(objects_in(folder, settings), "db", journaled=True)
+
+
+def rows_of(*pairs: tuple[bytes, bytes]) -> Rows:
+    rows = Rows()
+    rows.put_many(pairs)
+    return rows
+
+
+def journals(folder: Path) -> list[Path]:
+    return sorted((folder / "db" / "journal").glob("*"))
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Iterator[Path]:
+    """Where copies go, each with a name of its own."""
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    return iter(folder / str(number) for number in count())
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, SYNCED], ids=["no fsync", "fsync"])
+async def test_a_commit_survives_a_kill_before_slatedb_has_it(
+    tmp_path: Path, settings: StoreSettings
+) -> None:
+    database = await opened(tmp_path / "root", settings)
+    wal = set((tmp_path / "root" / "db" / "wal").iterdir())
+    await database.commit(rows_of((b"a", b"1"), (b"b", b"2")))
+    deleted = Rows()
+    deleted.delete(b"a")
+    deleted.put(b"c", b"3", ttl_ms=1_000_000)
+    await database.commit(deleted)
+
+    assert set((tmp_path / "root" / "db" / "wal").iterdir()) == wal, "SlateDB has written nothing"
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    after = await opened(tmp_path / "copy", settings)
+
+    assert await after.get_many([b"a", b"b", b"c"]) == [None, b"2", b"3"]
+    assert [one.name for one in journals(tmp_path / "copy")] == [f"{2:020}.journal"]
+    await after.close()
+    await database.close()
+
+
+@pytest.mark.parametrize("tier", Tier)
+async def test_what_is_durable_can_be_read_at_once(
+    tmp_path: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "active_tier", lambda: tier)
+    database = await opened(tmp_path)
+
+    for number in range(50):
+        await database.commit(rows_of((b"%02d" % number, b"v")))
+        reads = (
+            database.get(b"%02d" % number),
+            database.last(b"00", b"99"),
+            _scanned(database),
+        )
+        one, last, all_of_them = await asyncio.gather(*reads)
+        assert one == b"v"
+        assert last == (b"%02d" % number, b"v")
+        assert len(all_of_them) == number + 1
+        snapshot = await database.snapshot()
+        assert await snapshot.get(b"%02d" % number) == b"v"
+    await database.close()
+
+
+async def _scanned(database: Database) -> list[bytes]:
+    return [key async for chunk in database.scan(b"00", b"99") for key, _ in chunk]
+
+
+async def test_a_reader_that_is_cancelled_does_not_stop_the_write_that_it_waits_for(
+    tmp_path: Path,
+) -> None:
+    database = await opened(tmp_path)
+    await database.commit(rows_of((b"a", b"1")))
+
+    reading = asyncio.create_task(database.get(b"a"))
+    await asyncio.sleep(0)
+    reading.cancel()
+    await database.commit(rows_of((b"a", b"2")))
+
+    assert await database.get(b"a") == b"2"
+    await database.close()
+
+
+async def test_readers_in_other_processes_see_commits_after_a_while_or_when_told(
+    tmp_path: Path,
+) -> None:
+    database = await opened(tmp_path)
+    await database.commit(rows_of((b"a", b"1")))
+    before = await DatabaseReader.open(objects_in(tmp_path), "db")
+    unseen = await before.get(b"a")
+    await before.close()
+
+    await database.show_others()
+
+    after = await DatabaseReader.open(objects_in(tmp_path), "db")
+    assert (unseen, await after.get(b"a")) == (None, b"1")
+    await after.close()
+    await database.close()
+
+
+async def test_a_commit_is_flushed_without_being_asked(tmp_path: Path) -> None:
+    database = await opened(tmp_path, StoreSettings(journal_ms=1, fsync=False))
+    await database.commit(rows_of((b"a", b"1")))
+    reader = await DatabaseReader.open(objects_in(tmp_path), "db", poll_interval_ms=1)
+    async with asyncio.timeout(30):
+        while await reader.get(b"a") is None:
+            await asyncio.sleep(0)
+    await reader.close()
+    await database.close()
+
+
+async def test_a_clean_close_leaves_no_journal(tmp_path: Path) -> None:
+    database = await opened(tmp_path)
+    await database.commit(rows_of((b"a", b"1")))
+    assert len(journals(tmp_path)) == 1
+    await database.close()
+
+    assert journals(tmp_path) == []
+    with pytest.raises(ClosedError, match="it is closed"):
+        await database.commit(rows_of((b"a", b"2")))
+    reader = await DatabaseReader.open(objects_in(tmp_path), "db")
+    assert await reader.get(b"a") == b"1"
+    await reader.close()
+
+
+@pytest.mark.parametrize("tier", [Tier.compiled, Tier.public])
+async def test_who_is_replaced_can_acknowledge_nothing_and_loses_nothing(
+    tmp_path: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "active_tier", lambda: tier)
+    first = await opened(tmp_path)
+    await first.commit(rows_of((b"a", b"1")))
+
+    second = await opened(tmp_path)
+
+    with pytest.raises(FencedError, match="another process has taken over"):
+        await first.commit(rows_of((b"a", b"2")))
+    with pytest.raises(FencedError):
+        await first.commit(rows_of((b"a", b"3")))
+    assert await second.get(b"a") == b"1"
+    await second.commit(rows_of((b"b", b"1")))
+    await first.close()
+    assert await second.get_many([b"a", b"b"]) == [b"1", b"1"]
+    await second.close()
+
+
+@pytest.mark.parametrize("tier", [Tier.compiled, Tier.public])
+async def test_who_was_replaced_by_somebody_who_is_gone_too_finds_out(
+    tmp_path: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "active_tier", lambda: tier)
+    first = await opened(tmp_path)
+    await first.commit(rows_of((b"a", b"1")))
+    second = await opened(tmp_path)
+    await second.commit(rows_of((b"a", b"2")))
+    third = await opened(tmp_path)
+    await third.close()
+    assert journals(tmp_path) == []
+
+    with pytest.raises(FencedError):
+        await first.commit(rows_of((b"a", b"3")))
+
+    fourth = await opened(tmp_path)
+    assert await fourth.get(b"a") == b"2"
+    for database in (first, second, fourth):
+        await database.close()
+
+
+async def test_a_journal_is_brought_in_by_an_owner_that_has_none(tmp_path: Path) -> None:
+    first = await opened(tmp_path / "root")
+    await first.commit(rows_of((b"a", b"1")))
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    await first.close()
+
+    second = await Database.open(objects_in(tmp_path / "copy"), "db")
+
+    assert await second.get(b"a") == b"1"
+    assert journals(tmp_path / "copy") == []
+    await second.close()
+
+
+async def test_who_is_killed_while_bringing_in_a_journal_leaves_it_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await opened(tmp_path / "root")
+    await first.commit(rows_of((b"a", b"1")))
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    await first.close()
+    removed: list[Path] = []
+
+    def killed(left: journal_module.LeftJournals, *, sync: bool) -> None:
+        # Slatedb has everything by now, the journals are still there, and so is the new one.
+        removed.extend(left.folder.iterdir())
+        shutil.copytree(tmp_path / "copy", tmp_path / "again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal_module.LeftJournals, "remove", killed)
+        second = await opened(tmp_path / "copy")
+        await second.close()
+    assert len(removed) == 2
+
+    third = await opened(tmp_path / "again")
+    assert await third.get(b"a") == b"1"
+    assert [one.name for one in journals(tmp_path / "again")] == [f"{3:020}.journal"]
+    await third.close()
+
+
+async def test_a_large_commit_is_not_undone_by_what_is_left_in_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    database = await opened(tmp_path / "root")
+    await database.commit(rows_of((b"a", b"old"), (b"b", b"1")))
+
+    await database.commit(rows_of((b"a", b"new" * 100)))
+
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    after = await opened(tmp_path / "copy")
+    assert await after.get_many([b"a", b"b"]) == [b"new" * 100, b"1"]
+    await after.close()
+    await database.close()
+
+
+async def test_a_journal_that_is_full_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    database = await opened(tmp_path / "root")
+    for number in range(100):
+        await database.commit(rows_of((b"%03d" % number, b"v" * 50)))
+
+    (file,) = journals(tmp_path / "root")
+    assert file.stat().st_size <= 2_000
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    after = await opened(tmp_path / "copy")
+    assert len([key async for chunk in after.scan(b"0", b"9") for key in chunk]) == 100
+    await after.close()
+    await database.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_kill_at_any_moment_loses_nothing_and_undoes_nothing(
+    tmp_path: Path, copies: Iterator[Path], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Commits of all sizes, flushes and reads by chance, in regions that are soon full."""
+    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_500)
+    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 600)
+    chance = random.Random(seed)
+    expected: dict[bytes, bytes] = {}
+    folder = next(copies)
+    database = await opened(folder)
+    for number in range(150):
+        rows = Rows()
+        for key in chance.sample(range(8), chance.randint(1, 4)):
+            name = b"%d" % key
+            if chance.random() < 0.2:
+                rows.delete(name)
+                expected.pop(name, None)
+            else:
+                expected[name] = b"%d:" % number + b"x" * chance.choice((0, 10, 100, 300, 800))
+                rows.put(name, expected[name])
+        await database.commit(rows)
+        if chance.random() < 0.2:
+            await database.show_others()
+        if chance.random() < 0.2:
+            assert await _contents(database) == expected
+        if chance.random() < 0.1:
+            killed, folder = folder, next(copies)
+            shutil.copytree(killed, folder)
+            await database.close()
+            database = await opened(folder)
+            assert await _contents(database) == expected
+    await database.close()
+
+
+async def _contents(database: Database) -> dict[bytes, bytes]:
+    return dict([row async for chunk in database.scan(b"0", b"9") for row in chunk])
+
+
+async def test_a_journal_that_is_cut_anywhere_gives_whole_commits_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = await opened(tmp_path / "root")
+    for number in range(5):
+        await database.commit(rows_of((b"n", b"%d" % number), (b"%d" % number, b"v")))
+    (file,) = journals(tmp_path / "root")
+    whole = file.read_bytes()
+    ends = [0]
+    for record in read_journal_records(whole):
+        ends.append(ends[-1] + len(record.encode()))
+    assert ends[-1] == len(whole)
+
+    for size in range(len(whole) + 1):
+        cut = tmp_path / "cut"
+        cut.write_bytes(whole[:size])
+        found = unflushed(cut)
+        assert [one.sequence for one in found] == [
+            *range(1, sum(end <= size for end in ends[1:]) + 1)
+        ]
+    await database.close()
+
+
+@pytest.mark.parametrize("place", [0, 4, 8, 12, 16, 24, 32, 40])
+def test_a_record_with_a_byte_that_has_changed_is_none(place: int) -> None:
+    record = bytearray(JournalRecord(sequence=7, flushed=3, rows=b"some rows").encode())
+    record[place] ^= 0x10
+
+    assert list(read_journal_records(bytes(record))) == []
+
+
+async def test_a_journal_that_lacks_a_record_in_the_middle_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    monkeypatch.setattr(journal_module.Journal, "is_flushed", lambda *_: None)
+    database = await opened(tmp_path / "root")
+    await database.commit(rows_of((b"a", b"1")))
+    await database.show_others()  # from now on in the other region
+    await database.commit(rows_of((b"b", b"1")))
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    await database.close()
+    (file,) = journals(tmp_path / "copy")
+    data = bytearray(file.read_bytes())
+    data[40] ^= 1
+    file.write_bytes(data)
+
+    with pytest.raises(CorruptStoreError, match=r"0001\.journal is damaged.*record 2, and not 1"):
+        await opened(tmp_path / "copy")
+
+    assert [one.name for one in journals(tmp_path / "copy")] == [file.name]
+
+
+def test_two_that_open_at_the_same_moment_get_journals_of_their_own(tmp_path: Path) -> None:
+    one, other = (journal_module.LeftJournals(tmp_path) for _ in range(2))
+
+    first, second = one.take_over(sync=True), other.take_over(sync=True)
+
+    assert first.path != second.path
+    first.close()
+    second.close()
+
+
+async def test_a_descriptor_that_is_closed_meanwhile_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"precious")
+    journal = Journal(tmp_path, 1, sync=False)
+    appending = asyncio.create_task(journal.append(b"rows"))
+    await asyncio.sleep(0)
+    journal.close()
+    with (tmp_path / "other").open("r+b"):
+        await appending
+
+    assert (tmp_path / "other").read_bytes() == b"precious"
+    assert [one.rows for one in unflushed(journal.path)] == [b"rows"]
+
+
+async def test_who_serves_queues_alone_routes_what_a_killed_owner_of_all_had_acknowledged(
+    tmp_path: Path,
+) -> None:
+    settings = StoreSettings(journal_ms=NEVER_MS)
+    owner = await Engine.open((tmp_path / "root").as_uri(), settings=settings)
+    await owner.create_queue("all")
+    ids = await owner.publish_many([NewMessage(b"%d" % number) for number in range(10)])
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    await owner.close()
+    for tenures in (tmp_path / "copy" / "owners").iterdir():
+        shutil.rmtree(tenures)  # its owner is gone
+
+    async with await Engine.open((tmp_path / "copy").as_uri(), publishes=False) as queues:
+        claimed = [message.message_id for message in await queues.claim("all", 10, wait_ms=30_000)]
+
+    assert claimed == ids
