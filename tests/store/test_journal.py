@@ -411,3 +411,20 @@ async def test_who_serves_queues_alone_routes_what_a_killed_owner_of_all_had_ack
         claimed = [message.message_id for message in await queues.claim("all", 10, wait_ms=30_000)]
 
     assert claimed == ids
+
+
+async def test_a_record_that_is_written_over_half_way_was_flushed_and_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    journal = Journal(tmp_path, 1, sync=False)
+    await journal.append(b"first")
+    flushed = await journal.switch()
+    await journal.append(b"second")  # before the first one is flushed: it does not say so
+    journal.is_flushed(flushed)
+    await journal.switch()
+    with journal.path.open("r+b") as file:
+        file.write(bytes(10))  # of the next record, when the process is killed
+
+    assert [one.rows for one in unflushed(journal.path) if one.rows] == [b"second"]
+    journal.close()
