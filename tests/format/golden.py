@@ -12,7 +12,9 @@ from odq_encodings import Record
 
 GOLDEN = Path(__file__).parents[2] / "encodings" / "golden"
 RECORD_FILES = sorted(
-    path for path in GOLDEN.glob("*.json") if path.stem not in {"refused", "terminated_bytes"}
+    path
+    for path in GOLDEN.glob("*.json")
+    if path.stem not in {"journal", "refused", "terminated_bytes"}
 )
 _ELEMENTS = {
     "available": "AvailableMessage",

@@ -1,0 +1,69 @@
+"""The literal bytes of RFC 0011, in both directions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from odq_encodings import JournalRecord, read_journal_records
+from opendata_queue.store import PackedRows, Rows
+from opendata_queue.store.rows import Op
+from tests.format.golden import GOLDEN
+
+VECTORS: list[dict[str, Any]] = json.loads((GOLDEN / "journal.json").read_text())
+OPS = {"put": Op.PUT, "put with ttl": Op.PUT_TTL, "delete": Op.DELETE}
+
+each_vector = pytest.mark.parametrize("vector", VECTORS, ids=[one["name"] for one in VECTORS])
+
+
+def record_of(vector: dict[str, Any]) -> JournalRecord:
+    return JournalRecord(
+        sequence=int(vector["sequence"]),
+        flushed=int(vector["flushed"]),
+        rows=bytes.fromhex(vector["rows_hex"]),
+    )
+
+
+@each_vector
+def test_rows_are_packed_to_the_golden_bytes_and_back(vector: dict[str, Any]) -> None:
+    rows = Rows()
+    expected = []
+    for one in vector["rows"]:
+        op, ttl_ms = OPS[one["op"]], int(one["ttl_ms"])
+        key, value = bytes.fromhex(one["key_hex"]), bytes.fromhex(one["value_hex"])
+        expected.append((op, key, value, ttl_ms))
+        if op is Op.DELETE:
+            rows.delete(key)
+        else:
+            rows.put(key, value, ttl_ms=ttl_ms or None)
+
+    assert rows.packed().hex() == vector["rows_hex"]
+    assert list(PackedRows(rows.packed(), len(rows))) == expected
+
+
+@each_vector
+def test_a_record_encodes_to_the_golden_bytes_and_back(vector: dict[str, Any]) -> None:
+    record, data = record_of(vector), bytes.fromhex(vector["record_hex"])
+
+    assert record.encode() == data
+    assert list(read_journal_records(data)) == [record]
+
+
+@each_vector
+def test_a_record_that_is_cut_anywhere_is_none(vector: dict[str, Any]) -> None:
+    data = bytes.fromhex(vector["record_hex"])
+
+    assert all(list(read_journal_records(data[:size])) == [] for size in range(len(data)))
+
+
+@each_vector
+def test_what_comes_behind_a_record_out_of_sequence_is_of_an_earlier_use(
+    vector: dict[str, Any],
+) -> None:
+    record, data = record_of(vector), bytes.fromhex(vector["record_hex"])
+    next_one = JournalRecord(sequence=record.sequence + 1, flushed=record.flushed, rows=b"")
+
+    assert list(read_journal_records(data + data)) == [record]
+    assert list(read_journal_records(data + next_one.encode() + data)) == [record, next_one]
