@@ -17,6 +17,8 @@ _MOST_CLAIMS: Final = 65_535
 _IDS_AT_ONCE: Final = 4_096
 """How many ids one scan asks about: most messages were never claimed, and then it finds nothing."""
 _ROWS_AT_ONCE: Final = 1_000
+_ROWS_FOR_FEW: Final = 32
+"""Costs hardly more than a read of one row, and who claims one by one claims the next ones soon."""
 _SCAN_LEAST: Final = 4
 _RANGES_KEPT: Final = 256
 
@@ -81,11 +83,8 @@ class AttemptsLedger:
         with self._reading() as meanwhile:
             while left:
                 near = left[: bisect_right(left, left[0] + _IDS_AT_ONCE - 1)]
-                if len(near) < _SCAN_LEAST:
-                    alone += near
-                    left = left[len(near) :]
-                    continue
-                behind = await self._read_range(near[0], found, meanwhile)
+                rows = _ROWS_AT_ONCE if len(near) >= _SCAN_LEAST else _ROWS_FOR_FEW
+                behind = await self._read_range(near[0], found, meanwhile, rows)
                 covered = bisect_right(left, behind - 1)
                 left = left[covered:]
                 if covered < min(_SCAN_LEAST, len(near)):
@@ -102,20 +101,24 @@ class AttemptsLedger:
                     self._keep(one, found.get(one, ()))
 
     async def _read_range(
-        self, first_id: int, found: dict[int, tuple[str, ...]], meanwhile: _Meanwhile
+        self,
+        first_id: int,
+        found: dict[int, tuple[str, ...]],
+        meanwhile: _Meanwhile,
+        limit: int,
     ) -> int:
         """Read all claims from an id on; returns the id behind the last one that was read."""
         behind = first_id + _IDS_AT_ONCE
         start, end = encode_attempts_key(first_id), encode_attempts_key(behind)
         rows = 0
-        async for chunk in self._database.scan(start, end, limit=_ROWS_AT_ONCE):
+        async for chunk in self._database.scan(start, end, limit=limit):
             for key, value in chunk:
                 one = int.from_bytes(key[-8:], "big")
                 found[one] = self._consumers(one, value)
                 if one not in meanwhile.claimed or one in self._claims:
                     self._keep(one, found[one])
             rows += len(chunk)
-            if rows == _ROWS_AT_ONCE:
+            if rows == limit:
                 behind = int.from_bytes(chunk[-1][0][-8:], "big") + 1
         known_from = max((one + 1 for one in meanwhile.forgotten if one < behind), default=0)
         if known_from < behind:
