@@ -27,6 +27,7 @@ from opendata_queue.store.batch_writer import active_tier, commit_rows
 from opendata_queue.store.damage import cut_file
 from opendata_queue.store.durable_files import (
     WalSync,
+    is_on_network,
     make_folder,
     set_torn_files_aside,
 )
@@ -422,7 +423,8 @@ class Database(DatabaseReads):
                 with translated(f"sync {self.name}"):
                     self._wal_sync = await asyncio.to_thread(WalSync, folder)
                     await asyncio.to_thread(self._upkeep.sync_tree)
-            await self._start_journal(folder, wanted=journaled and self._settings.journal_ms > 0)
+            wanted = journaled and self._settings.journal_ms > 0 and not is_on_network(folder)
+            await self._start_journal(folder, wanted=wanted)
         self._housekeeping = asyncio.create_task(self._keep_house(), name=f"keep {self.name}")
 
     async def _start_journal(self, folder: Path, *, wanted: bool) -> None:

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 _SUFFIXES: Final = {"manifest": ".manifest", "compactions": ".compactions", "wal": ".sst"}
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+_NETWORK_KINDS: Final = frozenset(
+    (
+        *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "glusterfs", "gpfs", "lustre"),
+        *("ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs", "virtiofs"),
+    )
+)
 _SST_END: Final = struct.Struct(">QH")
 _SST_VERSIONS: Final = (1, 2)
 
@@ -42,6 +51,27 @@ def make_folder(folder: Path, *, sync: bool) -> None:
     if sync:
         for place in missing:
             sync_file(place.parent)
+
+
+def is_on_network(folder: Path, mounts: str | None = None) -> bool:
+    """Whether ``folder`` is on a file system of another machine, as far as the system says so.
+
+    ``mounts`` is what is in Linux's ``/proc/self/mountinfo``.
+    """
+    if mounts is None:
+        try:
+            mounts = _MOUNTS.read_text(errors="replace")
+        except OSError:
+            return False
+    kinds = {}
+    for line in mounts.splitlines():
+        mount, _, rest = line.partition(" - ")
+        # Spaces and the like are written in octal; the last one that is mounted on a place counts.
+        place = _OCTAL.sub(lambda found: chr(int(found[1], 8)), mount.split()[4])
+        kinds[Path(place)] = rest.split()[0]
+    folder = folder.resolve()
+    found = next((kinds[place] for place in (folder, *folder.parents) if place in kinds), "")
+    return found.startswith("fuse") or found in _NETWORK_KINDS
 
 
 def set_torn_files_aside(database_folder: Path) -> list[Path]:

@@ -69,6 +69,8 @@ class JournaledWrites:
         packed = PackedRows(rows.packed(), len(rows))
         async with self._appending:
             self._check()
+            if not packed:  # and all before was durable when its commit returned
+                return
             if self._journal.has_room(len(packed.data)):
                 await self._append(packed, on_start)
                 return

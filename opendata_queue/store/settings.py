@@ -32,8 +32,8 @@ class StoreSettings:
 
     journal_ms: int = 10
     """On ``file:///``: how long commits are in a journal alone before SlateDB has them, too, and
-    readers in other processes can see them (RFC 0011). With 0 there is no journal: every commit
-    makes a file, and takes five times as long."""
+    readers in other processes can see them (RFC 0011). With 0 there is no journal, as on a file
+    system over a network: every commit makes a file, and takes five times as long."""
 
     block_cache_bytes: int = 64 * _MIB
     """Memory for blocks of SST files, for each open database."""

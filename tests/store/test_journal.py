@@ -23,8 +23,9 @@ from opendata_queue import (
     NewMessage,
     StoreSettings,
 )
-from opendata_queue.store import Database, DatabaseReader, Objects, Rows, Tier
+from opendata_queue.store import Database, DatabaseReader, Objects, Rows, Tier, durable_files
 from opendata_queue.store import journal as journal_module
+from opendata_queue.store.durable_files import is_on_network
 from opendata_queue.store.journal import Journal, unflushed
 
 # Nothing is flushed in these tests that they do not ask for.
@@ -428,3 +429,46 @@ async def test_a_record_that_is_written_over_half_way_was_flushed_and_is_not_mis
 
     assert [one.rows for one in unflushed(journal.path) if one.rows] == [b"second"]
     journal.close()
+
+
+MOUNTS = r"""
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+23 22 0:21 / /proc rw,nosuid - proc proc rw
+40 22 0:35 / /mnt/share rw - nfs4 server:/export rw
+41 40 254:1 / /mnt/share/local rw - xfs /dev/vdb rw
+42 22 0:36 / /mnt/with\040space rw - fuse.sshfs host: rw
+43 22 0:37 / /mnt/host rw - 9p host rw
+44 22 0:38 / /mnt/memory rw - tmpfs tmpfs rw
+""".strip()
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("/var/queue", False),
+        ("/mnt/share", True),
+        ("/mnt/share/root/queues", True),
+        ("/mnt/share/local/root", False),
+        ("/mnt/shared", False),
+        ("/mnt/with space/root", True),
+        ("/mnt/host", True),
+        ("/mnt/memory/root", False),
+    ],
+)
+def test_a_file_system_over_a_network_is_known_by_its_kind(folder: str, expected: bool) -> None:
+    assert is_on_network(Path(folder), MOUNTS) is expected
+
+
+async def test_on_a_file_system_over_a_network_there_is_no_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_files, "_MOUNTS", tmp_path / "mountinfo")
+    (tmp_path / "mountinfo").write_text(f"22 1 0:1 / {tmp_path} rw - nfs4 server:/ rw")
+    database = await opened(tmp_path)
+    await database.commit(rows_of((b"a", b"1")))
+
+    assert journals(tmp_path) == []
+    reader = await DatabaseReader.open(objects_in(tmp_path), "db")
+    assert await reader.get(b"a") == b"1"
+    await reader.close()
+    await database.close()
