@@ -52,12 +52,13 @@ from opendata_queue.messages import (
     StoredMessage,
 )
 from opendata_queue.owner_files import DEFAULT_LEASE_MS, QUEUES_ROLE
+from opendata_queue.owners_shard import bring_in_owners_shard
 from opendata_queue.ownership import ALL_ROLES, Ownership, Vacancy
 from opendata_queue.queue_options import QueueOptions, check_name
 from opendata_queue.queue_state import Claim, Held, Waiting
 from opendata_queue.queue_store import MAX_AT_ONCE, MAX_WAIT_MS, QueueStore
 from opendata_queue.receipts import HeldMessage, Receipts
-from opendata_queue.roles import bring_in_owners_shard, publishing_is_elsewhere
+from opendata_queue.roles import publishing_is_elsewhere
 from opendata_queue.routing import Router, retention_deadline
 from opendata_queue.shard import MAX_MESSAGE_ID, MessageShard, PublishOptions
 from opendata_queue.shard_files import OWNERS_SHARD

@@ -12,9 +12,8 @@ from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.errors import OdqError, OtherRoleError, OwnedError, StoreUnavailableError
 from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles, Tenure, messages_role
 from opendata_queue.ownership import Ownership, Vacancy, Verdict, judge, wait_until_silent
-from opendata_queue.shard import MessageShard, PublishOptions
-from opendata_queue.shard_files import OWNERS_SHARD, ShardFiles
-from opendata_queue.store import Objects, has_journal
+from opendata_queue.shard_files import ShardFiles
+from opendata_queue.store import Objects
 
 logger = logging.getLogger(__name__)
 
@@ -69,37 +68,6 @@ async def take_live_shard(
         if taken is not None:
             return taken
     raise StoreUnavailableError(f"others were faster {_TRIES} times in taking a live shard")
-
-
-async def bring_in_owners_shard(
-    objects: Objects, clock: Clock, *, takeover: bool, name: str | None, lease_ms: int
-) -> None:
-    """Have readers see all of shard 0, for somebody who serves the queues and does not write it.
-
-    An owner of everything that was killed leaves its last commits in a journal (RFC 0011), which
-    only a writer brings in: that is whoever opens it next, and so it is opened and closed again.
-    """
-    if not await asyncio.to_thread(has_journal, objects, f"messages/{OWNERS_SHARD:05}"):
-        return
-    try:
-        ownership = await Ownership.acquire(
-            objects,
-            (messages_role(OWNERS_SHARD),),
-            clock=clock,
-            takeover=takeover,
-            name=name,
-            lease_ms=lease_ms,
-        )
-    except OwnedError as error:
-        logger.info("shard %d is brought in by its writer: %s", OWNERS_SHARD, error)
-        return
-    try:
-        shard = await MessageShard.open(
-            objects, OWNERS_SHARD, clock=clock, options=PublishOptions()
-        )
-        await shard.close()
-    finally:
-        await ownership.release()
 
 
 async def _vacant_shard(

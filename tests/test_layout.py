@@ -47,6 +47,7 @@ LAYERS: list[set[str]] = [
         "opendata_queue.idempotency",
         "opendata_queue.message_rows",
         "opendata_queue.metadata_log",
+        "opendata_queue.owners_shard",
         "opendata_queue.payloads",
         "opendata_queue.read_ahead",
         "opendata_queue.recent",

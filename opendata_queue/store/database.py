@@ -32,7 +32,7 @@ from opendata_queue.store.durable_files import (
     set_torn_files_aside,
 )
 from opendata_queue.store.figures import Figure, slatedb_figures
-from opendata_queue.store.journal import LeftJournals
+from opendata_queue.store.journal import LeftJournals, until_flushed
 from opendata_queue.store.journaled_writes import JournaledWrites, bring_in
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects import Objects
@@ -505,11 +505,16 @@ class DatabaseReader(DatabaseReads):
         that it is being read. A ``cache`` that is shared with readers of other databases needs a
         number for each of them.
 
+        It shows at least what was durable when it was opened.
+
         With ``leave_no_trace`` nothing is written: there is no checkpoint that keeps files from
         being collected while they are read, and a read that meets this fails.
         """
         settings = objects.settings
         name = objects.location.url_of(path)
+        if not complete:
+            with translated(f"read {name}"):
+                await until_flushed(objects, path)
         builder = slatedb.DbReaderBuilder(objects.location.join(path), objects.slatedb_store)
         builder.with_db_cache((cache or BlockCache(settings)).handle, cache_number)
         if complete or leave_no_trace:

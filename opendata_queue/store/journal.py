@@ -11,7 +11,9 @@ it. One that finds neither was read later than its record was written.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -27,15 +29,21 @@ from odq_encodings import (
 from opendata_queue.errors import CorruptStoreError, FencedError
 from opendata_queue.store.batch_writer import Tier, active_tier, in_worker, native_jobs
 from opendata_queue.store.durable_files import make_folder, sync_file
-from opendata_queue.store.location import StoreKind
+from opendata_queue.store.location import JOURNAL_SUFFIX, StoreKind
 from opendata_queue.store.objects import Objects
+
+logger = logging.getLogger(__name__)
 
 REGION_BYTES: Final = 8 * 1024 * 1024
 MAX_RECORD_BYTES: Final = 1024 * 1024
 """Larger commits are worth a file of SlateDB's own."""
 
 FOLDER: Final = "journal"
-_NAME: Final = re.compile(r"(\d{20})\.journal")
+_NAME: Final = re.compile(rf"(\d{{20}}){re.escape(JOURNAL_SUFFIX)}")
+_LOOK_MS: Final = 2
+_PATIENCE_MS: Final = 250
+"""How long a reader waits for an owner that may be gone."""
+_LONGEST_PATIENCE_MS: Final = 3_000
 
 
 class Journal:
@@ -206,15 +214,50 @@ def has_journal(objects: Objects, path: str) -> bool:
     return location.kind is StoreKind.FILE and bool(LeftJournals(location.folder / path))
 
 
+async def until_flushed(objects: Objects, path: str) -> None:
+    """Wait until readers of the database ``path`` see what was durable when this was called.
+
+    An owner that is gone flushes nothing any more. Then they see it when somebody opens the
+    database for writing.
+    """
+    location = objects.location
+    if location.kind is not StoreKind.FILE:
+        return
+    folder = location.folder / path
+    waiting = await asyncio.to_thread(_unseen, folder)
+    patience_ms = min(max(_PATIENCE_MS, 3 * objects.settings.journal_ms), _LONGEST_PATIENCE_MS)
+    while waiting and patience_ms > 0:
+        await asyncio.sleep(_LOOK_MS / 1000)
+        patience_ms -= _LOOK_MS
+        now = await asyncio.to_thread(_unseen, folder)
+        waiting = {
+            number: last
+            for number, last in waiting.items()
+            if number in now and now[number][0] < last[1]
+        }
+    if waiting:
+        logger.warning(
+            "the last commits of %s are in its journal, for the next one who opens it to write",
+            location.url_of(path),
+        )
+
+
+def _unseen(database_folder: Path) -> dict[int, tuple[int, int]]:
+    """By the number of its journal, what is not flushed: the first sequence before it, the last."""
+    folder = database_folder / FOLDER
+    found = {}
+    for number in _numbers(folder):
+        records = _records(_path(folder, number))
+        if records:
+            last = records[max(records)]
+            if any(one > last.flushed and record.rows for one, record in records.items()):
+                found[number] = last.flushed, last.sequence
+    return found
+
+
 def unflushed(path: Path) -> list[JournalRecord]:
     """The records of a journal that are not known to be flushed, in order."""
-    try:
-        with path.open("rb") as file:
-            regions = [file.read(REGION_BYTES), file.read(REGION_BYTES)]
-    except FileNotFoundError:  # its owner was closed just now
-        return []
-    found = [list(read_journal_records(region)) for region in regions]
-    records = {one.sequence: one for region in found for one in region}
+    records = _records(path)
     if not records:
         return []
     last = records[max(records)]
@@ -228,8 +271,17 @@ def unflushed(path: Path) -> list[JournalRecord]:
     return [records[sequence] for sequence in wanted]
 
 
+def _records(path: Path) -> dict[int, JournalRecord]:
+    try:
+        with path.open("rb") as file:
+            regions = [file.read(REGION_BYTES), file.read(REGION_BYTES)]
+    except FileNotFoundError:  # its owner was closed just now
+        return {}
+    return {one.sequence: one for region in regions for one in read_journal_records(region)}
+
+
 def _path(folder: Path, number: int) -> Path:
-    return folder / f"{number:020}.journal"
+    return folder / f"{number:020}{JOURNAL_SUFFIX}"
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Final
 
 import slatedb.uniffi as slatedb
@@ -124,7 +124,7 @@ class JournaledWrites:
             # Without its traceback, which would grow with every caller that gets it.
             raise self._failure.with_traceback(None)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _stopping(self) -> Iterator[None]:
         """Whatever goes wrong in here, nothing is written afterwards: it would be out of order."""
         try:
@@ -190,6 +190,16 @@ class JournaledWrites:
             return
         if self._journal.flushed < self._journal.last:
             self._flush_later()
+            return
+        # Nobody commits: readers in other processes should know that they see everything.
+        with contextlib.suppress(OdqError):
+            async with self._appending:
+                await self._tell_flushed()
+
+    async def _tell_flushed(self) -> None:
+        self._check()
+        with self._stopping():
+            await self._journal.tell_flushed()
 
 
 async def bring_in(db: slatedb.Db, left: LeftJournals, wal_sync: WalSync | None, name: str) -> None:

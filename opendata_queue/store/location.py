@@ -11,6 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 from opendata_queue.errors import StoreAccessError
 
+JOURNAL_SUFFIX = ".journal"
+"""Of files that are no objects: they are in the folder of a database (RFC 0011)."""
+
 _ODD_IN_S3 = re.compile(r"[^A-Za-z0-9 !$&'()+,./:;=@_-]")
 _ODD_IN_BUCKET = re.compile(r"[^A-Za-z0-9._-]")
 _EXAMPLES = "memory:///, file:///absolute/path or s3://bucket/prefix"

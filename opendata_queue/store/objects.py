@@ -17,7 +17,7 @@ from obstore.store import LocalStore, MemoryStore, S3Store
 from opendata_queue.errors import StoreUnavailableError
 from opendata_queue.store.durable_files import make_folder, sync_file, sync_folders
 from opendata_queue.store.figures import Figure
-from opendata_queue.store.location import Location, StoreKind
+from opendata_queue.store.location import JOURNAL_SUFFIX, Location, StoreKind
 from opendata_queue.store.s3_access import S3Access
 from opendata_queue.store.settings import StoreSettings
 from opendata_queue.store.translation import translated
@@ -146,13 +146,18 @@ class Objects:
         return sorted(found)[:limit]
 
     async def size_bytes(self, folder: str = "") -> int:
-        """The bytes of all objects under ``folder``, as the bucket counts them."""
+        """The bytes of all objects under ``folder``, as the bucket counts them.
+
+        Without journals (RFC 0011): those of whoever asks may be most of a small root.
+        """
         size_bytes = 0
         with translated(f"list {self.location.url_of(folder)}"):
             listing = obstore.list(self._store, self.location.join(folder) or None)
             async for chunk in _chunks(listing):
                 self.requests += 1
-                size_bytes += sum(one["size"] for one in chunk)
+                size_bytes += sum(
+                    one["size"] for one in chunk if not one["path"].endswith(JOURNAL_SUFFIX)
+                )
         return size_bytes
 
     async def size_of(self, path: str) -> int:

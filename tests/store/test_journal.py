@@ -124,21 +124,38 @@ async def test_a_reader_that_is_cancelled_does_not_stop_the_write_that_it_waits_
     await database.close()
 
 
-async def test_readers_in_other_processes_see_commits_after_a_while_or_when_told(
-    tmp_path: Path,
+@pytest.mark.parametrize("leave_no_trace", [False, True])
+async def test_a_reader_shows_all_that_was_durable_when_it_was_opened(
+    tmp_path: Path, leave_no_trace: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    database = await opened(tmp_path)
-    await database.commit(rows_of((b"a", b"1")))
-    before = await DatabaseReader.open(objects_in(tmp_path), "db")
-    unseen = await before.get(b"a")
-    await before.close()
-
-    await database.show_others()
-
-    after = await DatabaseReader.open(objects_in(tmp_path), "db")
-    assert (unseen, await after.get(b"a")) == (None, b"1")
-    await after.close()
+    database = await opened(tmp_path, StoreSettings(fsync=False))
+    for number in range(20):
+        await database.commit(rows_of((b"a", b"%d" % number)))
+        reader = await DatabaseReader.open(
+            objects_in(tmp_path), "db", leave_no_trace=leave_no_trace
+        )
+        assert await reader.get(b"a") == b"%d" % number
+        await reader.close()
+    assert not caplog.records
     await database.close()
+
+
+async def test_a_reader_does_not_wait_for_an_owner_that_is_gone_and_says_what_it_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = await opened(tmp_path / "root")
+    await database.commit(rows_of((b"a", b"1")))
+    await database.show_others()
+    await database.commit(rows_of((b"a", b"2")))
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    await database.close()
+
+    reader = await DatabaseReader.open(objects_in(tmp_path / "copy", StoreSettings()), "db")
+
+    assert await reader.get(b"a") == b"1"
+    assert "the last commits of" in caplog.text
+    assert "are in its journal" in caplog.text
+    await reader.close()
 
 
 async def test_a_commit_is_flushed_without_being_asked(tmp_path: Path) -> None:
