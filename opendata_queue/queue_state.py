@@ -117,7 +117,7 @@ class QueueRules:
 class Changes(Protocol):
     """Takes note of the rows behind the version-1 records that a transition changes."""
 
-    def put_backlog(self, message: Waiting) -> None: ...
+    def put_backlog(self, messages: Sequence[Waiting]) -> None: ...
     def delete_backlog(self, messages: Sequence[Waiting]) -> None: ...
     def put_schedule(self, message: Waiting) -> None: ...
     def delete_schedule(self, message: Waiting) -> None: ...
@@ -317,6 +317,53 @@ class QueueState:
         else:
             self._admit(message)
 
+    def route_many(self, messages: Sequence[Waiting], now: int) -> None:
+        """``route`` each of them, in their order."""
+        if messages and self._come_last(messages, now):
+            self._admit_last(messages)
+        else:
+            for message in messages:
+                self.route(message, now)
+
+    def _come_last(self, messages: Sequence[Waiting], now: int) -> bool:
+        """Whether messages are due and in order, and come after all that waits: most often."""
+        priority, first_id, *_ = messages[0]
+        lane = lane_of(first_id)
+        if self._several or lane != (lane if self._lane is None else self._lane):
+            return False
+        last_id = first_id - 1
+        for its_priority, message_id, visible_at, deadline, _ in messages:
+            if (
+                its_priority != priority
+                or message_id <= last_id
+                or visible_at > now
+                or 0 < deadline < now
+            ):
+                return False
+            last_id = message_id
+        window, front = self._window, self._front
+        return (
+            lane_of(last_id) == lane
+            and not (window and messages[0] < window[-1][0])
+            and not (front and messages[0] < front[-1])
+        )
+
+    def _admit_last(self, messages: Sequence[Waiting]) -> None:
+        """``_admit`` messages of one priority that come after all that waits, in order."""
+        priority, first_id, *_ = messages[0]
+        self._see(lane_of(first_id))
+        if not self.backlog.total:
+            room = self.room
+            self._window += [(message, _available_bytes(message)) for message in messages[:room]]
+            messages = messages[room:]
+            if not messages:
+                return
+        front = self._front
+        if len(front) == self.backlog.total:  # there is nothing behind the front
+            front += messages[: max(0, self.front_size - len(front))]
+        self.backlog.add(priority, messages[0].message_id, len(messages))
+        self._changes.put_backlog(messages)
+
     def take_due(self, due: Iterable[Waiting], now: int) -> None:
         """Admit scheduled messages whose time has come."""
         for message in due:
@@ -467,7 +514,7 @@ class QueueState:
         if self._several:
             self._to_backlog_of_lanes(message, first)
             self.backlog.add(message.priority, message.message_id)
-            self._changes.put_backlog(message)
+            self._changes.put_backlog([message])
             return
         if front and message < front[-1]:
             insort(front, message)
@@ -478,7 +525,7 @@ class QueueState:
         ):  # there is nothing behind the front
             front.append(message)
         self.backlog.add(message.priority, message.message_id)
-        self._changes.put_backlog(message)
+        self._changes.put_backlog([message])
 
     def _schedule(self, message: Waiting) -> None:
         if 0 < message.retention_deadline < message.visible_at:

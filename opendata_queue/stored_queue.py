@@ -101,6 +101,10 @@ class Overlay:
             changes = self._by_batch[batch] = {}
         changes[key] = message
 
+    def note_all(self, changes: Iterable[tuple[Place, Waiting]], batch: int) -> None:
+        """Rows are put in a batch."""
+        self._by_batch.setdefault(batch, {}).update(changes)
+
     def note_gone(self, keys: Iterable[Place], batch: int) -> None:
         """Rows are deleted in a batch."""
         self._by_batch.setdefault(batch, {}).update(dict.fromkeys(keys))
@@ -278,11 +282,17 @@ class StoredQueue:
         self._backlog_overlay.prune(durable)
         self._schedule_overlay.prune(durable)
 
-    def put_backlog(self, message: Waiting) -> None:
-        key = self._backlog_prefix + _pack_backlog_suffix(message.priority, message.message_id)
-        value = _pack_backlog(message.visible_at, message.retention_deadline, message.attempts)
-        self._committer.rows.put(key, value)
-        self._backlog_overlay.note(message[:2], message, self._committer.batch)
+    def put_backlog(self, messages: Sequence[Waiting]) -> None:
+        # All in a few calls: for each of them it took three times as long.
+        priorities, ids, visible_at, deadlines, attempts = zip(*messages, strict=True)
+        suffixes = map(_pack_backlog_suffix, priorities, ids)
+        self._committer.rows.put_each(
+            list(map(self._backlog_prefix.__add__, suffixes)),
+            list(map(_pack_backlog, visible_at, deadlines, attempts)),
+        )
+        places = zip(priorities, ids, strict=True)
+        changes = zip(places, messages, strict=True)
+        self._backlog_overlay.note_all(changes, self._committer.batch)
 
     def delete_backlog(self, messages: Sequence[Waiting]) -> None:
         prefix, places = self._backlog_prefix, [message[:2] for message in messages]
