@@ -204,6 +204,24 @@ class _Batch(NamedTuple):
     size_bytes: int
 
 
+def _usual_messages(
+    message_ids: Sequence[int], batch: _Batch, first: int
+) -> Iterable[MessageFields]:
+    """Messages of a batch with nothing unusual, beginning with a place, column by column."""
+    behind = first + len(message_ids)
+    pairs: list[tuple[tuple[str, str], ...]] = []
+    last: dict[str, str] | None = None
+    items: tuple[tuple[str, str], ...] = ()
+    for headers in batch.headers[first:behind]:
+        if headers is not last:  # most often they share them
+            last, items = headers, tuple(headers.items())
+        pairs.append(items)
+    none, time, forever = repeat(None), repeat(batch.received_at), repeat(0)
+    payloads = batch.payloads[first:behind]
+    fields = zip(message_ids, payloads, none, pairs, time, time, time, forever, strict=False)
+    return map(tuple.__new__, repeat(MessageFields), fields)
+
+
 class RecentMessages:
     """The newest messages, so that consuming them soon needs no read.
 
@@ -259,21 +277,28 @@ class RecentMessages:
         found = self._find(message_id)
         return None if found is None else self._message(message_id, *found)
 
-    def get_many(self, message_ids: Iterable[int]) -> dict[int, MessageFields | None]:
+    def get_many(self, message_ids: Sequence[int]) -> dict[int, MessageFields | None]:
         """The same for several, in their order. Those of one batch are found with one search."""
         messages: dict[int, MessageFields | None] = {}
-        first_id = behind = 0
-        batch: _Batch | None = None
-        for one in message_ids:
-            if batch is None or not first_id <= one < behind or one - first_id in batch.unusual:
-                found = self._find(one)
-                if found is None:
-                    messages[one] = None
-                    continue
-                batch, place = found
-                first_id = one - place
-                behind = first_id + len(batch.payloads)
-            messages[one] = self._message(one, batch, one - first_id)
+        place = 0
+        while place < len(message_ids):
+            one = message_ids[place]
+            found = self._find(one)
+            if found is None:
+                messages[one] = None
+                place += 1
+                continue
+            batch, first = found
+            if batch.unusual:
+                messages[one] = self._message(one, batch, first)
+                place += 1
+                continue
+            behind, end = place + 1, min(len(message_ids), place + len(batch.payloads) - first)
+            while behind < end and message_ids[behind] == one + behind - place:
+                behind += 1
+            ids = message_ids[place:behind]
+            messages.update(zip(ids, _usual_messages(ids, batch, first), strict=True))
+            place = behind
         return messages
 
     @staticmethod

@@ -213,7 +213,12 @@ class MessageShard:
             found |= await self.ahead.take(missing)
             found |= await self._stored.read([one for one in missing if found[one] is None])
         now_ms = self.clock.now_ms()
-        return [unless_expired(found[one], now_ms) for one in ids]
+        return [
+            message
+            if message is None or not message.retention_seconds
+            else unless_expired(message, now_ms)
+            for message in map(found.__getitem__, ids)
+        ]
 
     def expect(self, message_ids: Iterable[int]) -> None:
         """Read messages ahead that will be asked for soon, as far as they are not at hand."""
