@@ -23,9 +23,13 @@ T = TypeVar("T")
 # Where a message's bytes are made: each is looked up in the module that calls it.
 _ENCODERS: Final = {
     "encode_inline_payload": "opendata_queue.message_rows",
+    "encode_inline_payloads": "opendata_queue.message_rows",
     "encode_message_metadata": "opendata_queue.message_rows",
+    "encode_messages_metadata": "opendata_queue.message_rows",
     "encode_payload_key": "opendata_queue.message_rows",
+    "encode_payload_keys": "opendata_queue.message_rows",
     "encode_metadata_log_key": "opendata_queue.message_rows",
+    "encode_metadata_log_keys": "opendata_queue.message_rows",
     "encode_headers": "opendata_queue.recent",
 }
 
@@ -98,8 +102,9 @@ def counted() -> Iterator[Counters]:
 
 def _counting(encode: Callable[..., Any], counters: Counters, name: str) -> Callable[..., Any]:
     def counting(*args: Any, **kwargs: Any) -> Any:
-        counters.add(name)
-        return encode(*args, **kwargs)
+        encoded = encode(*args, **kwargs)
+        counters.add(name, len(encoded) if isinstance(encoded, list) else 1)
+        return encoded
 
     return counting
 

@@ -69,6 +69,9 @@ class AllMessages:
     def expect(self, message_ids: Iterable[int]) -> None:
         """Read messages ahead that will be asked for soon, as far as they are not at hand."""
         ids = list(message_ids)
+        if self._own is not None and self._all_own(ids):
+            self._own.expect(ids)
+            return
         if self._own is not None:
             self._own.expect(one for one in ids if one >> 32 == self._own_shard)
         others = [one for one in ids if one >> 32 != self._own_shard]

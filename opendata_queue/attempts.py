@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from odq_encodings import Attempts, encode_attempts_key
+from odq_encodings import Attempts, encode_attempts_key, encode_attempts_keys
 from opendata_queue.store import DatabaseReads, Rows
 
 _KEPT: Final = 100_000
@@ -151,19 +151,22 @@ class AttemptsLedger:
     ) -> None:
         """Add claims, and the rows that say so; they go with their messages after ``ttl_ms``."""
         first_claims, first_value = _first_claim(consumer)
-        first_keys = []
         kept = self._claims
-        for message_id in message_ids:
-            claims = kept.pop(message_id, ())
-            if claims:
-                claims = (*claims, consumer)[:_MOST_CLAIMS]
-                value = Attempts(consumer_ids=claims).encode()
-                rows.put(encode_attempts_key(message_id), value, ttl_ms=ttl_ms)
-            else:
-                claims = first_claims
-                first_keys.append(encode_attempts_key(message_id))
-            kept[message_id] = claims
-        rows.put_for_each(first_keys, first_value, ttl_ms)
+        first_ids = message_ids
+        if not kept.keys().isdisjoint(message_ids):
+            first_ids = []
+            for message_id in message_ids:
+                claims = kept.pop(message_id, ())
+                if claims:
+                    claims = (*claims, consumer)[:_MOST_CLAIMS]
+                    value = Attempts(consumer_ids=claims).encode()
+                    rows.put(encode_attempts_key(message_id), value, ttl_ms=ttl_ms)
+                    kept[message_id] = claims
+                else:
+                    first_ids.append(message_id)
+        for message_id in first_ids:
+            kept[message_id] = first_claims
+        rows.put_for_each(encode_attempts_keys(first_ids), first_value, ttl_ms)
         # Nothing is forgotten here: it could be what is claimed next, together with this.
         for reading in self._readings:
             reading.claimed.update(message_ids)

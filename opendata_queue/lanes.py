@@ -66,13 +66,14 @@ class Backlog:
             self._from[key] = count.from_message_id
         self.total = sum(self._rows.values())
 
-    def add(self, priority: int, message_id: int) -> None:
+    def add(self, priority: int, message_id: int, count: int = 1) -> None:
+        """Add messages of a priority and lane, this one being that with the smallest id."""
         key = priority, min(message_id >> 32, BULK_LANE)
         rows = self._rows.get(key, 0)
-        self._rows[key] = rows + 1
+        self._rows[key] = rows + count
         if not rows or message_id < self._from[key]:
             self._from[key] = message_id
-        self.total += 1
+        self.total += count
 
     def remove_first(self, priority: int, message_id: int, count: int = 1) -> None:
         """Remove the messages with the smallest ids of a priority and lane, up to this one."""

@@ -183,7 +183,7 @@ class LogReplay:
         await committer.wait(committer.commit())
 
     def _route(self, queue: StoredQueue, entries: list[MessageMetadata], from_time: int) -> None:
-        now = self._store.clock.now_ms()
+        waiting = []
         for entry in entries:
             if entry.received_at < from_time:
                 continue
@@ -194,9 +194,8 @@ class LogReplay:
             if priority is None:
                 continue
             deadline = retention_deadline(entry.received_at, entry.retention_seconds)
-            queue.state.route(
-                Waiting(priority, entry.message_id, entry.visible_at, deadline, 0), now
-            )
+            waiting.append(Waiting(priority, entry.message_id, entry.visible_at, deadline, 0))
+        queue.state.route_many(waiting, self._store.clock.now_ms())
 
 
 def _has_nothing(shard: BulkShard, sweep: Replay) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Final
+from typing import Final, cast
 
 from odq_encodings import (
     BlobReference,
@@ -16,12 +16,16 @@ from odq_encodings import (
     UriPayload,
     encode_expiry_key,
     encode_inline_payload,
+    encode_inline_payloads,
     encode_message_metadata,
+    encode_messages_metadata,
     encode_metadata_log_key,
+    encode_metadata_log_keys,
     encode_payload_key,
+    encode_payload_keys,
 )
 from opendata_queue.payloads import BlobFolder
-from opendata_queue.recent import CheckedMessage
+from opendata_queue.recent import CheckedMessage, MessageBatch
 from opendata_queue.store import Rows
 
 MAX_TIME_MS: Final = (1 << 63) - 1
@@ -29,6 +33,34 @@ ROWS_OVERHEAD_BYTES: Final = 120
 """What the rows of a message take in the store besides its payload and headers, roughly."""
 
 _retention = attrgetter("retention_seconds")
+
+
+def put_messages(
+    rows: Rows, first_id: int, messages: MessageBatch, received_at: int, ttl_grace_ms: int
+) -> None:
+    """Add the rows of messages with consecutive ids."""
+    if messages.checked:
+        for message_id, one in enumerate(messages.checked, first_id):
+            put_message(rows, message_id, one, received_at, ttl_grace_ms)
+        put_expiries(rows, first_id, messages.checked, received_at)
+        return
+    # None has more than an inline payload and headers: column by column, at a third of the cost.
+    count, first_sequence = len(messages), first_id & 0xFFFF_FFFF
+    ids = range(first_id, first_id + count)
+    payloads = encode_inline_payloads(cast("list[bytes]", messages.payloads))
+    rows.put_each(encode_payload_keys(ids), payloads)
+    received = [received_at] * count
+    metadata = encode_messages_metadata(
+        ids,
+        received,
+        received,
+        received,
+        [0] * count,
+        list(map(len, messages.headers)),
+        messages.encoded_headers,
+    )
+    sequences = range(first_sequence, first_sequence + count)
+    rows.put_each(encode_metadata_log_keys(sequences), metadata)
 
 
 def put_message(

@@ -18,7 +18,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Final, NamedTuple, Protocol
 
@@ -48,6 +48,7 @@ new_tuple: Final = tuple.__new__
 """Makes a named tuple of a tuple in half the time; for those that are made for every message."""
 
 _priority_of = itemgetter(0)
+_entry_of = itemgetter(1)
 _NOT_IN_FLIGHT: Final = (None, b"")
 
 
@@ -117,7 +118,7 @@ class QueueRules:
 class Changes(Protocol):
     """Takes note of the rows behind the version-1 records that a transition changes."""
 
-    def put_backlog(self, message: Waiting) -> None: ...
+    def put_backlog(self, messages: Sequence[Waiting]) -> None: ...
     def delete_backlog(self, messages: Sequence[Waiting]) -> None: ...
     def put_schedule(self, message: Waiting) -> None: ...
     def delete_schedule(self, message: Waiting) -> None: ...
@@ -287,13 +288,20 @@ class QueueState:
         """The ids of the messages that a claim would hand out now, as far as they are at hand."""
         if self._several:
             return [one.message_id for one, _ in self._in_turns(count, now)]
-        found: list[int] = []
-        for (_, message_id, _, deadline, _), _ in self._window:
-            if len(found) == count:
-                break
-            if not 0 < deadline < now:
-                found.append(message_id)
-        return found
+        return [one[1] for one in self._first(count, now)[0]]
+
+    def _first(self, count: int, now: int) -> tuple[list[Waiting], int]:
+        """The first messages of the window that have not expired, and how many it begins with
+        until the last of them is reached, those that have expired included."""
+        window = self._window
+        taken = min(count, len(window))
+        first = [one for one, _ in window[:taken] if not 0 < one[3] < now]
+        while len(first) < count and taken < len(window):
+            one, _ = window[taken]
+            taken += 1
+            if not one.expired(now):
+                first.append(one)
+        return first, taken
 
     def held(self) -> list[Held]:
         return [held for held, _ in self._in_flight.values()]
@@ -316,6 +324,53 @@ class QueueState:
             self._schedule(message)
         else:
             self._admit(message)
+
+    def route_many(self, messages: Sequence[Waiting], now: int) -> None:
+        """``route`` each of them, in their order."""
+        if messages and self._come_last(messages, now):
+            self._admit_last(messages)
+        else:
+            for message in messages:
+                self.route(message, now)
+
+    def _come_last(self, messages: Sequence[Waiting], now: int) -> bool:
+        """Whether messages are due and in order, and come after all that waits: most often."""
+        priority, first_id, *_ = messages[0]
+        lane = lane_of(first_id)
+        if self._several or lane != (lane if self._lane is None else self._lane):
+            return False
+        last_id = first_id - 1
+        for its_priority, message_id, visible_at, deadline, _ in messages:
+            if (
+                its_priority != priority
+                or message_id <= last_id
+                or visible_at > now
+                or 0 < deadline < now
+            ):
+                return False
+            last_id = message_id
+        window, front = self._window, self._front
+        return (
+            lane_of(last_id) == lane
+            and not (window and messages[0] < window[-1][0])
+            and not (front and messages[0] < front[-1])
+        )
+
+    def _admit_last(self, messages: Sequence[Waiting]) -> None:
+        """``_admit`` messages of one priority that come after all that waits, in order."""
+        priority, first_id, *_ = messages[0]
+        self._see(lane_of(first_id))
+        if not self.backlog.total:
+            room = self.room
+            self._window += _with_bytes(messages[:room])
+            messages = messages[room:]
+            if not messages:
+                return
+        front = self._front
+        if len(front) == self.backlog.total:  # there is nothing behind the front
+            front += messages[: max(0, self.front_size - len(front))]
+        self.backlog.add(priority, messages[0].message_id, len(messages))
+        self._changes.put_backlog(messages)
 
     def take_due(self, due: Iterable[Waiting], now: int) -> None:
         """Admit scheduled messages whose time has come."""
@@ -381,7 +436,7 @@ class QueueState:
         self._take_first_of_backlog(moved)
         alive = [message for message in moved if not 0 < message.retention_deadline < now]
         self.expired += len(moved) - len(alive)
-        self._window += [(message, _available_bytes(message)) for message in alive]
+        self._window += _with_bytes(alive)
         if self._several:
             self._window.sort()
         return moved
@@ -393,9 +448,9 @@ class QueueState:
             for message in messages:
                 self.backlog.remove_first(message.priority, message.message_id)
             return
-        for priority, run in groupby(messages, _priority_of):
-            ids = [message.message_id for message in run]
-            self.backlog.remove_first(priority, ids[-1], len(ids))
+        for priority, alike in groupby(messages, _priority_of):
+            run = list(alike)
+            self.backlog.remove_first(priority, run[-1].message_id, len(run))
 
     def _admit(self, message: Waiting) -> None:
         """Everything in the window comes before everything of its lane in the backlog."""
@@ -467,7 +522,7 @@ class QueueState:
         if self._several:
             self._to_backlog_of_lanes(message, first)
             self.backlog.add(message.priority, message.message_id)
-            self._changes.put_backlog(message)
+            self._changes.put_backlog([message])
             return
         if front and message < front[-1]:
             insort(front, message)
@@ -478,7 +533,7 @@ class QueueState:
         ):  # there is nothing behind the front
             front.append(message)
         self.backlog.add(message.priority, message.message_id)
-        self._changes.put_backlog(message)
+        self._changes.put_backlog([message])
 
     def _schedule(self, message: Waiting) -> None:
         if 0 < message.retention_deadline < message.visible_at:
@@ -493,45 +548,47 @@ class QueueState:
 
     def claim(self, count: int, *, lease_ms: int, consumer: str, now: int) -> list[Held]:
         """Hand out up to ``count`` messages of the window, the first in order first."""
-        claimed: list[Held] = []
-        taken = 0
         count = min(count, self.claimable)
-        claimed_at = max(now, self.claims_after)
-        lease_deadline = now + lease_ms
-        in_flight = self._in_flight
         if self._several:
             self._put_in_turns(count, now)
-        for (priority, message_id, _, retention_deadline, attempts), _ in self._window:
-            if len(claimed) == count:
-                break
-            taken += 1
-            if 0 < retention_deadline < now:
-                self.expired += 1
-                continue
-            if attempts < MAX_ATTEMPTS_COUNTED:
-                attempts += 1
-            fixed = message_id, priority, claimed_at, lease_deadline, attempts
-            held = new_tuple(Held, (*fixed, retention_deadline, consumer))
-            in_flight[message_id] = held, _encode_in_flight(*fixed)
-            claimed.append(held)
+        chosen, taken = self._first(count, now)
         del self._window[:taken]
         if self._several:
             self._window.sort()
-        if claimed:
-            self._last_claim_at = claimed_at
-            self._lease(lease_deadline, [held.message_id for held in claimed])
-        return claimed
+        self.expired += taken - len(chosen)
+        return self._hold(chosen, max(now, self.claims_after), now + lease_ms, consumer)
+
+    def _hold(
+        self, chosen: Sequence[Waiting], claimed_at: int, lease_deadline: int, consumer: str
+    ) -> list[Held]:
+        if not chosen:
+            return []
+        # Column by column: for each of them it took twice as long.
+        priorities, ids, _, deadlines, tried = zip(*chosen, strict=True)
+        attempts = [one + 1 if one < MAX_ATTEMPTS_COUNTED else one for one in tried]
+        fixed = ids, priorities, repeat(claimed_at), repeat(lease_deadline), attempts
+        fields = zip(*fixed, deadlines, repeat(consumer), strict=False)
+        held = list(map(new_tuple, repeat(Held), fields))
+        entries = zip(held, map(_encode_in_flight, *fixed), strict=True)
+        self._in_flight.update(zip(ids, entries, strict=True))
+        self._last_claim_at = claimed_at
+        self._lease(lease_deadline, list(ids))
+        return held
 
     def ack(self, claims: Iterable[Claim | Held], now: int) -> list[bool]:
         """Finish messages; false, and nothing has changed, for a claim that is not valid."""
         outcomes = []
         in_flight, done, bucket = self._in_flight, self._done_open, self.rules.bucket
         for claim in claims:
-            valid = self._valid(claim, now) is not None
+            message_id = claim.message_id
+            held, _ = in_flight.get(message_id, _NOT_IN_FLIGHT)
+            if held is claim:  # as it was handed out
+                valid = now <= held.lease_deadline
+            else:
+                valid = self._valid(claim, now) is not None
             outcomes.append(valid)
             if not valid:
                 continue
-            message_id = claim.message_id
             del in_flight[message_id]
             done.append(_encode_done(message_id, now, claim.attempts))
             if len(done) >= bucket:
@@ -799,9 +856,9 @@ class QueueState:
     # --- version-1 records ------------------------------------------------------------------------
 
     def active_record(self) -> bytes:
+        in_flight = self._in_flight.values()
         return ActiveMessages.join(
-            [encoded for _, encoded in self._window],
-            [encoded for _, encoded in self._in_flight.values()],
+            list(map(_entry_of, self._window)), list(map(_entry_of, in_flight))
         )
 
     def done_record(self) -> bytes:
@@ -815,16 +872,16 @@ class QueueState:
         return FailedMessages.join(self._failed_open.values())
 
     def counters_record(self) -> bytes:
-        return QueueCounters(
-            done_bucket=self.done_bucket,
-            failed_bucket=self.failed_bucket,
-            done=self.done,
-            failed=self.failed,
-            expired=self.expired,
-            scheduled=self.scheduled,
-            scheduled_from=self.scheduled_from,
-            backlog=self.backlog.counts(),
-        ).encode()
+        return QueueCounters.join(
+            self.done_bucket,
+            self.failed_bucket,
+            self.done,
+            self.failed,
+            self.expired,
+            self.scheduled,
+            self.scheduled_from,
+            backlog=[(p, rows, start) for p, start, rows in self.backlog.ranges()],
+        )
 
 
 def _in_flight_bytes(held: Held) -> bytes:
@@ -834,6 +891,15 @@ def _in_flight_bytes(held: Held) -> bytes:
 
 def _place(one: tuple[Waiting, bytes]) -> tuple[int, int]:
     return one[0].priority, one[0].message_id
+
+
+def _with_bytes(messages: Sequence[Waiting]) -> Iterable[tuple[Waiting, bytes]]:
+    """Messages with their entries in the active record, made by column: at half of the cost."""
+    if not messages:
+        return ()
+    priorities, ids, visible_at, deadlines, attempts = zip(*messages, strict=True)
+    entries = map(_encode_available, ids, priorities, visible_at, deadlines, attempts)
+    return zip(messages, entries, strict=True)
 
 
 def _available_bytes(message: Waiting) -> bytes:

@@ -8,7 +8,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from odq_encodings import (
@@ -418,16 +418,15 @@ class QueueStore:
 
     async def cursor(self, shard: int) -> int | None:
         """Up to where the log of a shard is routed; none if it is not known here."""
-        key = CursorKey(shard=shard).encode()
+        key = _cursor_key(shard)
         value = await self._database.get(key)
         if value is None:
             return None
         return self._database.decode(Cursor.decode, key, value).next_sequence
 
     def put_cursor(self, shard: int, next_sequence: int) -> None:
-        self.committer.rows.put(
-            CursorKey(shard=shard).encode(), Cursor(next_sequence=next_sequence).encode()
-        )
+        cursor = Cursor.layout.pack_trusted("Cursor", next_sequence)
+        self.committer.rows.put(_cursor_key(shard), cursor)
 
     # --- consuming --------------------------------------------------------------------------------
 
@@ -518,9 +517,10 @@ class QueueStore:
 
     def _note_attempts(self, held: Sequence[Held], consumer: str, now: int) -> None:
         rows = self.committer.rows
-        self.ledger.claim(
-            [one.message_id for one in held if not one.retention_deadline], consumer, rows
-        )
+        for_ever = [one.message_id for one in held if not one.retention_deadline]
+        self.ledger.claim(for_ever, consumer, rows)
+        if len(for_ever) == len(held):
+            return
         for one in held:
             if one.retention_deadline:
                 ttl_ms = one.retention_deadline - now + self._ttl_grace_ms + 1
@@ -727,9 +727,9 @@ class QueueStore:
     def _announce(self, queue: StoredQueue, messages: Sequence[Waiting]) -> None:
         """Say which messages will be claimed soon."""
         if self.on_refill is not None:
-            known = (message.message_id for message in (*messages, *queue.state.front))
-            queue.announced = frozenset(known)
-            self.on_refill([message.message_id for message in messages])
+            ids = [message.message_id for message in messages]
+            queue.announced = frozenset([*ids, *(m.message_id for m in queue.state.front)])
+            self.on_refill(ids)
 
     def _refill_in_background(self, queue: StoredQueue) -> None:
         """Refill while the consumer is busy, so that its next claim need not wait for it."""
@@ -801,7 +801,7 @@ class QueueStore:
             return
         claims_after = max((queue.state.claims_after for queue in changed), default=0)
         mark = max(self.clock.now_ms(), self._made_from_ms, claims_after)
-        rows.put(_CLOCK_KEY, ClockMark(now=mark).encode())
+        rows.put(_CLOCK_KEY, ClockMark.layout.pack_trusted("ClockMark", mark))
         for queue in changed:
             queue.batch_is_durable()
 
@@ -831,6 +831,11 @@ class QueueStore:
 
     def stats(self, name: str) -> QueueStats:
         return self.queue(name).stats()
+
+
+@lru_cache(maxsize=1024)
+def _cursor_key(shard: int) -> bytes:
+    return CursorKey(shard=shard).encode()
 
 
 def _log_failure(name: str, deletion: asyncio.Task[None]) -> None:

@@ -82,13 +82,12 @@ class QueueReceipts:
 
         For what was given out for a deleted queue of that name, a claim that is never valid.
         """
-        claims: list[Claim | Held] = []
-        for one in receipts:
-            if isinstance(one, HeldMessage) and one.made_by is self and one.claim is not None:
-                claims.append(one.claim)
-            else:
-                claims.append(self._claim(one))
-        return claims
+        return [
+            one.claim
+            if isinstance(one, HeldMessage) and one.made_by is self and one.claim is not None
+            else self._claim(one)
+            for one in receipts
+        ]
 
     def _claim(self, shown: str | ClaimedMessage) -> Claim:
         receipt = receipt_of(shown)

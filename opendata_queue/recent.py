@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Final, NamedTuple, Self
 
-from odq_encodings import encode_headers
+from odq_encodings import EncodingError, encode_headers
 from opendata_queue.messages import MessageFields, NewMessage, Published
 from opendata_queue.payloads import Blob
 
@@ -97,6 +98,97 @@ def _times(given: _GivenTimes, received_at: int) -> tuple[int, int]:
     )
 
 
+class MessageBatch:
+    """Messages that are stored together, column by column.
+
+    Most have nothing but a payload and headers, and need no object of their own here. If one of
+    them has more, ``checked`` has them all; otherwise it is empty.
+    """
+
+    __slots__ = ("checked", "encoded_headers", "headers", "payloads", "size_bytes")
+
+    def __init__(
+        self,
+        payloads: list[bytes | None],
+        headers: list[dict[str, str]],
+        encoded_headers: list[bytes],
+        size_bytes: int,
+        checked: Sequence[CheckedMessage] = (),
+    ) -> None:
+        self.payloads = payloads
+        self.headers = headers
+        self.encoded_headers = encoded_headers
+        self.size_bytes = size_bytes
+        self.checked = checked
+
+    @classmethod
+    def of(cls, checked: Sequence[CheckedMessage]) -> Self:
+        return cls(
+            [one.payload for one in checked],
+            [one.headers for one in checked],
+            [one.encoded_headers for one in checked],
+            sum(one.size_bytes for one in checked),
+            checked,
+        )
+
+    @classmethod
+    def of_plain(cls, messages: Sequence[NewMessage], inline_bytes: int) -> Self | None:
+        """Messages that need no look at each of them alone; none if one does, or is wrong.
+
+        A batch is checked like this in a fifth of the time. Headers that several messages share
+        are copied and encoded once: nobody can change them in between.
+        """
+        payloads: list[bytes | None] = []
+        headers: list[dict[str, str]] = []
+        encoded_headers: list[bytes] = []
+        size_bytes = 0
+        given: object = None
+        copied: dict[str, str] = {}
+        encoded = b""
+        for message in messages:
+            if message.__class__ is not NewMessage:
+                return None
+            payload = message.payload
+            if (
+                payload.__class__ is not bytes
+                or len(payload) > inline_bytes
+                or message.payload_uri is not None
+                or message.delay_ms is not None
+                or message.visible_at_ms is not None
+                or message.created_at_ms is not None
+                or message.retention_seconds.__class__ is not int
+                or message.retention_seconds
+                or message.idempotency_key is not None
+            ):
+                return None
+            if message.headers is not given:
+                given = message.headers
+                if given.__class__ is not dict:
+                    return None
+                copied = dict(message.headers)
+                try:
+                    encoded = encode_headers(copied.items())
+                except EncodingError:
+                    return None
+            size_bytes += len(payload)
+            payloads.append(payload)
+            headers.append(copied)
+            encoded_headers.append(encoded)
+        size_bytes += sum(map(len, encoded_headers))
+        return cls(payloads, headers, encoded_headers, size_bytes)
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def published(self, first_id: int, received_at: int) -> list[Published]:
+        """What routing needs to know of them, given their consecutive ids."""
+        if self.checked:
+            return [one.published(i, received_at) for i, one in enumerate(self.checked, first_id)]
+        ids, time = range(first_id, first_id + len(self)), repeat(received_at)
+        fields = zip(ids, time, time, time, repeat(0), self.headers, strict=False)
+        return list(map(tuple.__new__, repeat(Published), fields))  # a third of the time of calls
+
+
 class _Batch(NamedTuple):
     """Messages with consecutive ids that became durable together.
 
@@ -110,6 +202,24 @@ class _Batch(NamedTuple):
     unusual: dict[int, _Unusual]
     received_at: int
     size_bytes: int
+
+
+def _usual_messages(
+    message_ids: Sequence[int], batch: _Batch, first: int
+) -> Iterable[MessageFields]:
+    """Messages of a batch with nothing unusual, beginning with a place, column by column."""
+    behind = first + len(message_ids)
+    pairs: list[tuple[tuple[str, str], ...]] = []
+    last: dict[str, str] | None = None
+    items: tuple[tuple[str, str], ...] = ()
+    for headers in batch.headers[first:behind]:
+        if headers is not last:  # most often they share them
+            last, items = headers, tuple(headers.items())
+        pairs.append(items)
+    none, time, forever = repeat(None), repeat(batch.received_at), repeat(0)
+    payloads = batch.payloads[first:behind]
+    fields = zip(message_ids, payloads, none, pairs, time, time, time, forever, strict=False)
+    return map(tuple.__new__, repeat(MessageFields), fields)
 
 
 class RecentMessages:
@@ -129,19 +239,18 @@ class RecentMessages:
         self._gone = 0
         """How many batches at the front of both lists are gone, and not cut off yet."""
 
-    def add_many(self, first_id: int, messages: list[CheckedMessage], received_at: int) -> None:
+    def add_many(self, first_id: int, messages: MessageBatch, received_at: int) -> None:
         """Add messages with consecutive ids, greater than all that were added before."""
-        size_bytes = MESSAGE_OVERHEAD_BYTES * len(messages)
+        size_bytes = MESSAGE_OVERHEAD_BYTES * len(messages) + messages.size_bytes
         unusual: dict[int, _Unusual] = {}
-        for place, m in enumerate(messages):
-            size_bytes += m.size_bytes
+        for place, m in enumerate(messages.checked):
             if m.uri_value is not None or m.given_times is not None or m.retention_seconds:
                 uri = m.payload_uri if m.blob is None else _BLOB
                 unusual[place] = uri, m.given_times, m.retention_seconds
-        payloads = [m.payload for m in messages]
-        headers = [m.headers for m in messages]
         self._first_ids.append(first_id)
-        self._batches.append(_Batch(payloads, headers, unusual, received_at, size_bytes))
+        self._batches.append(
+            _Batch(messages.payloads, messages.headers, unusual, received_at, size_bytes)
+        )
         self._size_bytes += size_bytes
         while self._size_bytes > self._limit_bytes:
             self._drop_oldest()
@@ -168,21 +277,28 @@ class RecentMessages:
         found = self._find(message_id)
         return None if found is None else self._message(message_id, *found)
 
-    def get_many(self, message_ids: Iterable[int]) -> dict[int, MessageFields | None]:
+    def get_many(self, message_ids: Sequence[int]) -> dict[int, MessageFields | None]:
         """The same for several, in their order. Those of one batch are found with one search."""
         messages: dict[int, MessageFields | None] = {}
-        first_id = behind = 0
-        batch: _Batch | None = None
-        for one in message_ids:
-            if batch is None or not first_id <= one < behind or one - first_id in batch.unusual:
-                found = self._find(one)
-                if found is None:
-                    messages[one] = None
-                    continue
-                batch, place = found
-                first_id = one - place
-                behind = first_id + len(batch.payloads)
-            messages[one] = self._message(one, batch, one - first_id)
+        place = 0
+        while place < len(message_ids):
+            one = message_ids[place]
+            found = self._find(one)
+            if found is None:
+                messages[one] = None
+                place += 1
+                continue
+            batch, first = found
+            if batch.unusual:
+                messages[one] = self._message(one, batch, first)
+                place += 1
+                continue
+            behind, end = place + 1, min(len(message_ids), place + len(batch.payloads) - first)
+            while behind < end and message_ids[behind] == one + behind - place:
+                behind += 1
+            ids = message_ids[place:behind]
+            messages.update(zip(ids, _usual_messages(ids, batch, first), strict=True))
+            place = behind
         return messages
 
     @staticmethod

@@ -7,13 +7,13 @@ repeats nothing and skips nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from odq_encodings import MessageMetadata
 from opendata_queue.filters import SystemFields
 from opendata_queue.messages import Published
-from opendata_queue.queue_state import Waiting
+from opendata_queue.queue_state import Waiting, new_tuple
 from opendata_queue.queue_store import QueueStore
 from opendata_queue.stored_queue import StoredQueue
 
@@ -95,37 +95,49 @@ class Router:
                 self._remember()
             return len(messages)
         now = store.clock.now_ms()
-        changed: dict[str, StoredQueue] = {}
-        route = store.index.route
-        looked_at = places = 0
+        routed: dict[str, tuple[StoredQueue, list[Waiting]]] = {}
+        alike = not store.index.asks_for_system_fields
+        headers: Mapping[str, str] | None = None
+        places: list[tuple[int, list[Waiting]]] = []
+        looked_at = count = 0
         for message in messages:
-            if places >= _PLACES_AT_ONCE:
+            if count >= _PLACES_AT_ONCE:
                 break
             looked_at += 1
-            sequence = message.message_id & 0xFFFF_FFFF
+            message_id, _, received_at, visible_at, retention_seconds, its_headers = message
+            sequence = message_id & 0xFFFF_FFFF
             if sequence < self.next_sequence:
                 continue  # scanned and handed over
             self.next_sequence = sequence + 1
-            matches = route(message.headers, SystemFields(*message[:4]))
-            if not matches:
-                continue
-            places += len(matches)
-            deadline = retention_deadline(message.received_at, message.retention_seconds)
-            for name, priority in matches:
-                queue = changed.get(name)
-                if queue is None:
-                    queue = store.queue(name)
-                    if queue.created_at_ms > self._made_until_ms:
-                        continue
-                    changed[name] = queue
-                queue.state.route(
-                    Waiting(priority, message.message_id, message.visible_at, deadline, 0), now
-                )
-        for queue in changed.values():
+            if its_headers is not headers or not alike:
+                headers = its_headers
+                places = self._places(message, routed)
+            count += len(places)
+            deadline = retention_deadline(received_at, retention_seconds)
+            for priority, waiting in places:
+                fields = priority, message_id, visible_at, deadline, 0
+                waiting.append(new_tuple(Waiting, fields))
+        for queue, waiting in routed.values():
+            queue.state.route_many(waiting, now)
             queue.changed()
             queue.wake()
         self._remember()
         return looked_at
+
+    def _places(
+        self, message: Published, routed: dict[str, tuple[StoredQueue, list[Waiting]]]
+    ) -> list[tuple[int, list[Waiting]]]:
+        """Where a message goes: with which priority, and what goes there together with it."""
+        store = self.store
+        places = []
+        for name, priority in store.index.route(message.headers, SystemFields(*message[:4])):
+            if name not in routed:
+                queue = store.queue(name)
+                if queue.created_at_ms > self._made_until_ms:
+                    continue
+                routed[name] = queue, []
+            places.append((priority, routed[name][1]))
+        return places
 
     def _remember(self) -> None:
         self.store.put_cursor(self.shard, self.next_sequence)

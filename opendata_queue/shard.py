@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from odq_encodings import (
@@ -24,16 +25,11 @@ from opendata_queue.idempotency import (
     Scoped,
     record_key,
 )
-from opendata_queue.message_rows import (
-    MAX_TIME_MS,
-    put_expiries,
-    put_message,
-    store_blobs,
-)
+from opendata_queue.message_rows import MAX_TIME_MS, put_messages, store_blobs
 from opendata_queue.messages import MessageFields, NewMessage, Published
 from opendata_queue.payloads import is_user_uri
 from opendata_queue.read_ahead import ReadAhead
-from opendata_queue.recent import CheckedMessage, RecentMessages
+from opendata_queue.recent import CheckedMessage, MessageBatch, RecentMessages
 from opendata_queue.sequences import KEY as SEQ_BLOCK_KEY
 from opendata_queue.sequences import Sequences
 from opendata_queue.store import Database, Figure, Objects, Rows
@@ -156,6 +152,9 @@ class MessageShard:
 
         If the caller is cancelled, they may be stored all the same.
         """
+        plain = self._plain(messages)
+        if plain is not None:
+            return list(await self._store_batch(plain))
         checked = self._check(messages)
         keys = {message.key for message in checked if message.key is not None}
         if not keys:
@@ -224,7 +223,12 @@ class MessageShard:
             found |= await self.ahead.take(missing)
             found |= await self._stored.read([one for one in missing if found[one] is None])
         now_ms = self.clock.now_ms()
-        return [unless_expired(found[one], now_ms) for one in ids]
+        return [
+            message
+            if message is None or not message.retention_seconds
+            else unless_expired(message, now_ms)
+            for message in map(found.__getitem__, ids)
+        ]
 
     def expect(self, message_ids: Iterable[int]) -> None:
         """Read messages ahead that will be asked for soon, as far as they are not at hand."""
@@ -272,11 +276,15 @@ class MessageShard:
     async def _store_new(self, new: list[CheckedMessage]) -> range:
         self._committer.check_open()
         await store_blobs(self.payloads, new, self._options.inline_bytes)
-        await self._wait_for_room_and_sequences(len(new))
+        return await self._store_batch(MessageBatch.of(new))
+
+    async def _store_batch(self, messages: MessageBatch) -> range:
+        count = len(messages)
+        await self._wait_for_room_and_sequences(count)
         # From here to the committer nothing awaits: the order of ids is the order of the log.
-        first_id = self._first_id | self._sequences.take(len(new))
-        await self._committer.wait(self._commit(new, first_id))
-        return range(first_id, first_id + len(new))
+        first_id = self._first_id | self._sequences.take(count)
+        await self._committer.wait(self._commit(messages, first_id))
+        return range(first_id, first_id + count)
 
     async def _wait_for_room_and_sequences(self, count: int) -> None:
         await self._committer.room()
@@ -295,12 +303,11 @@ class MessageShard:
             await self._committer.wait(self._committer.add(rows, urgent=True))
             self._sequences.block_is_durable(block)
 
-    def _commit(self, messages: list[CheckedMessage], first_id: int) -> asyncio.Future[None]:
+    def _commit(self, messages: MessageBatch, first_id: int) -> asyncio.Future[None]:
         now_ms = self.clock.now_ms()
         rows = Rows()
-        for message_id, message in enumerate(messages, first_id):
-            self._put_rows(rows, message_id, message, now_ms)
-        put_expiries(rows, first_id, messages, now_ms)
+        put_messages(rows, first_id, messages, now_ms, self._ttl_grace_ms)
+        self._put_keys(rows, first_id, messages.checked, now_ms)
         block = self._sequences.next_block() if self._sequences.running_low else None
         if block is not None:
             rows.put(SEQ_BLOCK_KEY, block.encode())
@@ -317,26 +324,30 @@ class MessageShard:
         done.add_done_callback(durable)
         return done
 
-    def _are_durable(self, messages: list[CheckedMessage], first_id: int, now_ms: int) -> None:
+    def _are_durable(self, messages: MessageBatch, first_id: int, now_ms: int) -> None:
         if self.on_durable is not None:
             self.on_durable(
-                first_id + len(messages) - 1,
-                lambda: [
-                    checked.published(message_id, now_ms)
-                    for message_id, checked in enumerate(messages, first_id)
-                ],
+                first_id + len(messages) - 1, partial(messages.published, first_id, now_ms)
             )
         self.recent.add_many(first_id, messages, now_ms)
 
-    def _put_rows(self, rows: Rows, message_id: int, checked: CheckedMessage, now_ms: int) -> None:
-        put_message(rows, message_id, checked, now_ms, self._ttl_grace_ms)
-        if checked.key is not None:
-            window_ms = self._options.idempotency_window_seconds * 1000
-            rows.put(
-                record_key(checked.key),
-                IdempotencyRecord(message_id=message_id, expires_at=now_ms + window_ms).encode(),
-                ttl_ms=window_ms + self._ttl_grace_ms,
-            )
+    def _put_keys(
+        self, rows: Rows, first_id: int, checked: Sequence[CheckedMessage], now_ms: int
+    ) -> None:
+        window_ms = self._options.idempotency_window_seconds * 1000
+        for message_id, one in enumerate(checked, first_id):
+            if one.key is not None:
+                record = IdempotencyRecord(message_id=message_id, expires_at=now_ms + window_ms)
+                ttl_ms = window_ms + self._ttl_grace_ms
+                rows.put(record_key(one.key), record.encode(), ttl_ms=ttl_ms)
+
+    def _plain(self, messages: Sequence[NewMessage]) -> MessageBatch | None:
+        """A batch that nothing is to be said about; all others go the long way."""
+        if messages.__class__ is not list or not 0 < len(messages) <= MAX_MESSAGES_AT_ONCE:
+            return None
+        inline_bytes = min(self._options.inline_bytes, MAX_INLINE_PAYLOAD_BYTES)
+        batch = MessageBatch.of_plain(messages, inline_bytes)
+        return batch if batch is not None and batch.size_bytes <= MAX_BYTES_AT_ONCE else None
 
     def _check(self, messages: Sequence[NewMessage]) -> list[CheckedMessage]:
         if not isinstance(messages, Sequence):

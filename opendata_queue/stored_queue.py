@@ -7,9 +7,9 @@ import itertools
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
-from typing import Final, Protocol, TypeVar
+from itertools import groupby, repeat
+from operator import add, itemgetter
+from typing import Final, Protocol, TypeVar, cast
 
 from odq_encodings import (
     ActiveMessages,
@@ -100,6 +100,10 @@ class Overlay:
         if changes is None:
             changes = self._by_batch[batch] = {}
         changes[key] = message
+
+    def note_all(self, changes: Iterable[tuple[Place, Waiting]], batch: int) -> None:
+        """Rows are put in a batch."""
+        self._by_batch.setdefault(batch, {}).update(changes)
 
     def note_gone(self, keys: Iterable[Place], batch: int) -> None:
         """Rows are deleted in a batch."""
@@ -278,17 +282,25 @@ class StoredQueue:
         self._backlog_overlay.prune(durable)
         self._schedule_overlay.prune(durable)
 
-    def put_backlog(self, message: Waiting) -> None:
-        key = self._backlog_prefix + _pack_backlog_suffix(message.priority, message.message_id)
-        value = _pack_backlog(message.visible_at, message.retention_deadline, message.attempts)
-        self._committer.rows.put(key, value)
-        self._backlog_overlay.note(message[:2], message, self._committer.batch)
+    def put_backlog(self, messages: Sequence[Waiting]) -> None:
+        # All in a few calls: for each of them it took three times as long.
+        priorities, ids, visible_at, deadlines, attempts = zip(*messages, strict=True)
+        suffixes = map(_pack_backlog_suffix, priorities, ids)
+        self._committer.rows.put_each(
+            list(map(self._backlog_prefix.__add__, suffixes)),
+            list(map(_pack_backlog, visible_at, deadlines, attempts)),
+        )
+        places = zip(priorities, ids, strict=True)
+        changes = zip(places, messages, strict=True)
+        self._backlog_overlay.note_all(changes, self._committer.batch)
 
     def delete_backlog(self, messages: Sequence[Waiting]) -> None:
-        prefix, places = self._backlog_prefix, [message[:2] for message in messages]
-        self._committer.rows.delete_each(
-            [prefix + _pack_backlog_suffix(priority, one) for priority, one in places]
-        )
+        if not messages:
+            return
+        priorities, ids, *_ = zip(*messages, strict=True)
+        suffixes = map(_pack_backlog_suffix, priorities, ids)
+        self._committer.rows.delete_each(list(map(self._backlog_prefix.__add__, suffixes)))
+        places = zip(priorities, ids, strict=True)
         self._backlog_overlay.note_gone(places, self._committer.batch)
 
     def put_schedule(self, message: Waiting) -> None:
@@ -615,14 +627,13 @@ class StoredQueue:
         for key, value in rows:
             if len(value) != _BACKLOG_BYTES:
                 self._database.decode(BacklogEntry.decode, key, value)  # says what is wrong
-        # All in two calls: for each of them it took three times as long.
+        # All in a few calls: for each of them it took four times as long.
         suffix_at = len(self._backlog_prefix)
-        places = _unpack_backlog_suffixes(b"".join([key[suffix_at:] for key, _ in rows]))
+        joined = b"".join([key[suffix_at:] for key, _ in rows])
+        places = cast("list[Place]", list(_unpack_backlog_suffixes(joined)))
         values = _unpack_backlog(b"".join([value for _, value in rows]))
-        return {
-            place: new_tuple(Waiting, place + value)
-            for place, value in zip(places, values, strict=True)
-        }
+        messages = map(new_tuple, repeat(Waiting), map(add, places, values))
+        return dict(zip(places, messages, strict=True))
 
     def _scheduled_message(self, key: bytes, value: bytes) -> Waiting:
         row = self._database.decode(ScheduleEntry.decode, key, value)

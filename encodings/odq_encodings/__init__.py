@@ -11,7 +11,7 @@ from odq_encodings.active_messages import (
     InFlightMessage,
 )
 from odq_encodings.arrays import join_array
-from odq_encodings.attempts import Attempts, AttemptsKey, encode_attempts_key
+from odq_encodings.attempts import Attempts, AttemptsKey, encode_attempts_key, encode_attempts_keys
 from odq_encodings.blob_reference import BLOB_ID_BYTES, BlobReference, BlobReferenceKey
 from odq_encodings.bulk_shards import (
     FINISHED,
@@ -229,6 +229,7 @@ __all__ = [
     "decode_terminated_bytes",
     "decode_utf8",
     "encode_attempts_key",
+    "encode_attempts_keys",
     "encode_bulk_expiry_key",
     "encode_due",
     "encode_expiry_key",

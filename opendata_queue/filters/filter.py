@@ -8,7 +8,7 @@ from typing import Self
 
 from opendata_queue.filters.canonical import canonical_text
 from opendata_queue.filters.compiled import PriorityFunction, compile_priority, compile_truth
-from opendata_queue.filters.nodes import Rule, SystemFields
+from opendata_queue.filters.nodes import Rule, SystemField, SystemFields, field_of, walk
 from opendata_queue.filters.parser import parse_rules
 from opendata_queue.filters.validation import checked_text, validate
 
@@ -38,6 +38,15 @@ class Filter:
     def parse(cls, text: str) -> Self:
         """The filter that ``text`` says; ``FilterError`` if it says none. Empty matches all."""
         return cls(parse_rules(text))
+
+    @property
+    def asks_for_system_fields(self) -> bool:
+        """Whether messages with equal headers may be told apart."""
+        return any(
+            isinstance(field_of(condition), SystemField)
+            for rule in self.rules
+            for condition, _ in walk(rule.condition)
+        )
 
     def matches(self, headers: Mapping[str, str], sys: SystemFields) -> bool:
         """Whether a rule is TRUE for the message."""

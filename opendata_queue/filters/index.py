@@ -65,6 +65,7 @@ class FilterIndex(Generic[QueueId]):
         self._always: _Bucket[QueueId] = {}  # filters that nothing can be said about
         self._placed: dict[QueueId, tuple[int, tuple[Key, ...] | None]] = {}
         self._next_order = 0
+        self._asking: set[QueueId] = set()
 
     def __len__(self) -> int:
         return len(self._placed)
@@ -80,10 +81,18 @@ class FilterIndex(Generic[QueueId]):
         for bucket in self._buckets_to_fill(keys):
             bucket[order] = (queue_id, priority_if_match)
         self._placed[queue_id] = (order, keys)
+        if filter.asks_for_system_fields:
+            self._asking.add(queue_id)
+
+    @property
+    def asks_for_system_fields(self) -> bool:
+        """Whether one of the filters does; otherwise messages with equal headers go alike."""
+        return bool(self._asking)
 
     def remove(self, queue_id: QueueId) -> None:
         """Route to a queue no longer; nothing happens if it is not there."""
         order, keys = self._placed.pop(queue_id, (0, ()))
+        self._asking.discard(queue_id)
         if keys is None:
             del self._always[order]
             return

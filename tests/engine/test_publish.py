@@ -18,7 +18,12 @@ from opendata_queue import (
     StoreSettings,
 )
 from opendata_queue.payloads import UPLOADS_AT_ONCE, BlobFolder
-from opendata_queue.recent import MESSAGE_OVERHEAD_BYTES, CheckedMessage, RecentMessages
+from opendata_queue.recent import (
+    MESSAGE_OVERHEAD_BYTES,
+    CheckedMessage,
+    MessageBatch,
+    RecentMessages,
+)
 from opendata_queue.store import Database, Objects
 from opendata_queue.testing import ManualClock
 from tests.conftest import NewRoot
@@ -163,7 +168,7 @@ def test_recent_messages_are_found_in_batches_that_come_and_go() -> None:
     payloads: dict[int, bytes | None] = {}
     for number, first_id in zip(range(5_000), first_ids, strict=False):
         messages = batch(number)
-        recent.add_many(first_id, messages, 1)
+        recent.add_many(first_id, MessageBatch.of(messages), 1)
         payloads |= {first_id + index: m.payload for index, m in enumerate(messages)}
 
     found = {one: recent.get(one) for one in range(50_100)}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opendata_queue import NewMessage
-from opendata_queue.recent import CheckedMessage, RecentMessages
+from opendata_queue.recent import CheckedMessage, MessageBatch, RecentMessages
 
 INLINE_BYTES = 100
 
@@ -34,7 +34,7 @@ def test_several_are_found_like_each_alone(
             CheckedMessage(NewMessage(b"%d" % place, retention_seconds=retention), INLINE_BYTES)
             for place, retention in enumerate(retentions, next_id)
         ]
-        recent.add_many(next_id, messages, received_at=1_000 + next_id)
+        recent.add_many(next_id, MessageBatch.of(messages), received_at=1_000 + next_id)
         next_id += len(messages)
     recent.forget(forgotten)
 

@@ -77,6 +77,18 @@ def test_many_filters_on_as_many_headers_are_no_more_work() -> None:
     assert index.candidates({"h7": "x", "h8": "y"}) == [7]
 
 
+def test_it_knows_whether_headers_alone_decide() -> None:
+    index = index_of("a = 'x'", "b > 5 OR NOT (c = 'y' AND sys.id IN (1, 2))", "sys.id > 5")
+    index.remove(1)
+    assert index.asks_for_system_fields
+
+    index.add(2, Filter.parse("a LIKE 'x%'"))
+    assert not index.asks_for_system_fields
+
+    index.add(1, Filter.parse("a = 'x' AND sys.visible_at BETWEEN 1 AND 2"))
+    assert index.asks_for_system_fields
+
+
 def test_a_new_filter_takes_the_place_of_the_old_one() -> None:
     index = index_of("a = 'x'", "a = 'x'")
     index.add(0, Filter.parse("a = 'y'"))

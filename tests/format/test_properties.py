@@ -6,6 +6,7 @@ import contextlib
 import pickle
 from array import array
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, cast
 
 import pytest
@@ -18,6 +19,7 @@ from odq_encodings import (
     ActiveMessagesKey,
     AttemptsKey,
     AvailableMessage,
+    BacklogCount,
     DoneMessages,
     EncodingError,
     FailedMessages,
@@ -25,6 +27,7 @@ from odq_encodings import (
     MetadataLogKey,
     PayloadKey,
     QueueConfigKey,
+    QueueCounters,
     Record,
     ScheduleKey,
     SeqBlockKey,
@@ -32,6 +35,8 @@ from odq_encodings import (
     decode_payload,
     decode_terminated_bytes,
     decode_utf8,
+    encode_attempts_key,
+    encode_attempts_keys,
     encode_inline_payload,
     encode_inline_payloads,
     encode_message_metadata,
@@ -48,7 +53,7 @@ from odq_encodings import (
     row_kind,
 )
 from tests.format import strategies
-from tests.format.strategies import RECORDS, i64, u8, u32
+from tests.format.strategies import RECORDS, i64, u8, u32, u64
 
 each_record = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 # What order is promised for: anything without FF, so all UTF-8 (RFC 0001, Conventions).
@@ -289,6 +294,7 @@ def test_many_rows_that_are_encoded_by_column_are_those_that_are_encoded_one_by_
     columns: list[list[Any]] = [[row[place] for row in rows] for place in range(1, 7)]
 
     assert encode_payload_keys(ids) == [encode_payload_key(one) for one in ids]
+    assert encode_attempts_keys(ids) == [encode_attempts_key(one) for one in ids]
     assert encode_metadata_log_keys(ids) == [encode_metadata_log_key(one) for one in ids]
     assert encode_inline_payloads(payloads) == [encode_inline_payload(one) for one in payloads]
     assert encode_messages_metadata(ids, *columns) == [
@@ -296,10 +302,26 @@ def test_many_rows_that_are_encoded_by_column_are_those_that_are_encoded_one_by_
     ]
 
 
+@given(st.tuples(u64, u64, u64, u64, u64, u64, i64), st.lists(st.tuples(u8, u64, u64)))
+def test_counters_that_are_joined_are_those_that_are_encoded(
+    counts: tuple[int, ...], backlog: list[tuple[int, int, int]]
+) -> None:
+    names = [field.name for field in fields(QueueCounters)]
+    entries = tuple(
+        BacklogCount(priority=priority, rows=rows, from_message_id=first)
+        for priority, rows, first in backlog
+    )
+    values: dict[str, Any] = dict(zip(names, (*counts, entries), strict=True))
+
+    assert QueueCounters.join(*counts, backlog=backlog) == QueueCounters(**values).encode()
+
+
 def test_what_can_not_be_encoded_by_column_is_named_like_alone() -> None:
     behind = range(2**64 - 1, 2**64 + 1)
     with pytest.raises(EncodingError, match="PayloadKey"):
         encode_payload_keys(behind)
+    with pytest.raises(EncodingError, match="AttemptsKey"):
+        encode_attempts_keys(behind)
     with pytest.raises(EncodingError, match="MetadataLogKey"):
         encode_metadata_log_keys(behind)
     with pytest.raises(EncodingError, match="InlinePayload"):

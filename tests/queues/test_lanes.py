@@ -26,9 +26,10 @@ class BacklogRows:
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int], Waiting] = {}
 
-    def put_backlog(self, message: Waiting) -> None:
-        assert message[:2] not in self.rows
-        self.rows[message[:2]] = message
+    def put_backlog(self, messages: Sequence[Waiting]) -> None:
+        for message in messages:
+            assert message[:2] not in self.rows
+            self.rows[message[:2]] = message
 
     def delete_backlog(self, messages: Sequence[Waiting]) -> None:
         for message in messages:

@@ -32,9 +32,10 @@ class IndexRows:
         self.failed: dict[int, FailedMessages] = {}
         self.failures: dict[int, Failure] = {}
 
-    def put_backlog(self, message: Waiting) -> None:
-        assert message[:2] not in self.backlog
-        self.backlog[message[:2]] = message
+    def put_backlog(self, messages: Sequence[Waiting]) -> None:
+        for message in messages:
+            assert message[:2] not in self.backlog
+            self.backlog[message[:2]] = message
 
     def delete_backlog(self, messages: Sequence[Waiting]) -> None:
         for message in messages:
@@ -107,19 +108,28 @@ class QueueMachine(RuleBasedStateMachine):
             ),
             min_size=1,
             max_size=6,
-        )
+        ),
+        together=st.booleans(),
     )
-    def route_some(self, arrivals: list[tuple[int, int, int]]) -> None:
-        for priority, delay, life in arrivals:
-            self.route(priority, delay, life)
+    def route_some(self, arrivals: list[tuple[int, int, int]], together: bool) -> None:
+        messages = [self.arrival(*arrival) for arrival in arrivals]
+        if together:
+            self.state.route_many(messages, self.now)
+        else:
+            for message in messages:
+                self.state.route(message, self.now)
 
-    def route(self, priority: int, delay: int, life: int) -> None:
+    @rule(priority=st.integers(0, 3), count=st.integers(1, 20))
+    def route_alike(self, priority: int, count: int) -> None:
+        self.state.route_many([self.arrival(priority, 0, 0) for _ in range(count)], self.now)
+
+    def arrival(self, priority: int, delay: int, life: int) -> Waiting:
         self.next_id += 1
         deadline = self.now + life if life else 0
         message = Waiting(priority, self.next_id, self.now + delay, deadline, 0)
         self.deadlines[self.next_id] = deadline
-        self.state.route(message, self.now)
         self.waiting[self.next_id] = message
+        return message
 
     @rule(milliseconds=st.sampled_from([1, 10, 49, 50, 51, 100, 161, 500]))
     def time_passes(self, milliseconds: int) -> None:

@@ -99,6 +99,19 @@ async def test_every_message_goes_into_every_queue_that_it_matches(system: Engin
     assert found == {"all": [b"1", b"2", b"3"], "emea": [b"1", b"3"], "large": [b"2", b"3"]}
 
 
+async def test_messages_with_the_same_headers_are_told_apart_by_their_ids(
+    memory_system: Engine,
+) -> None:
+    await memory_system.create_queue("all", filter="kind = 'x'")
+    first, *_ = await publish(memory_system, b"1", b"2", kind="x")
+    await memory_system.create_queue("late", filter=f"kind = 'x' AND sys.id >= {first + 4}")
+
+    ids = await publish(memory_system, b"3", b"4", b"5", kind="x")
+
+    assert [one.message_id for one in await memory_system.claim("late", 10)] == ids[2:]
+    assert len(await memory_system.claim("all", 10)) == 5
+
+
 async def test_a_queue_holds_what_is_published_after_it_was_made(system: Engine) -> None:
     await publish(system, b"before")
     await system.create_queue("q")
