@@ -9,7 +9,9 @@ from odq_encodings import (
     MessageMetadata,
     MetadataFields,
     encode_metadata_log_key,
+    encode_metadata_log_keys,
     message_metadata_fields,
+    metadata_fields_alike,
 )
 from opendata_queue.store import DatabaseReads
 
@@ -41,12 +43,15 @@ class MetadataLog:
 
     async def read_many(self, message_ids: Iterable[int]) -> dict[int, MessageMetadata]:
         """The metadata of those ids that have some."""
-        values = await self._database.get_by_id(message_ids, _key_of)
+        values = await self._database.get_by_id(message_ids, _key_of, _keys_of)
         return {one: self._decode(_key_of(one), value) for one, value in values.items()}
 
     async def read_fields(self, message_ids: Iterable[int]) -> dict[int, MetadataFields]:
         """The fields of the metadata of those ids that have some, without an object for each."""
-        values = await self._database.get_by_id(message_ids, _key_of)
+        values = await self._database.get_by_id(message_ids, _key_of, _keys_of)
+        alike = metadata_fields_alike([*values.values()])
+        if alike is not None:
+            return dict(zip(values, alike, strict=True))
         decode = self._database.decode
         return {
             one: decode(message_metadata_fields, _key_of(one), value)
@@ -60,3 +65,9 @@ class MetadataLog:
 def _key_of(message_id: int) -> bytes:
     """Within a shard the log's sequence is the message's."""
     return encode_metadata_log_key(message_id & 0xFFFF_FFFF)
+
+
+def _keys_of(message_ids: range) -> list[bytes]:
+    """The keys of messages of one shard."""
+    first = message_ids.start & 0xFFFF_FFFF
+    return encode_metadata_log_keys(range(first, first + len(message_ids)))

@@ -15,7 +15,9 @@ from odq_encodings import (
     UriPayload,
     decode_payload,
     encode_payload_key,
+    encode_payload_keys,
     inline_payload,
+    inline_payloads,
 )
 from opendata_queue.clock import Clock
 from opendata_queue.errors import CorruptStoreError
@@ -82,7 +84,10 @@ class PayloadStore(BlobFolder):
 
         Without ``blobs`` only what is inline: objects can be large.
         """
-        rows = await self._database.get_by_id(message_ids, encode_payload_key)
+        rows = await self._database.get_by_id(message_ids, encode_payload_key, encode_payload_keys)
+        all_inline = inline_payloads([*rows.values()])
+        if all_inline is not None:
+            return dict(zip(rows, all_inline, strict=True))
         found: dict[int, bytes | UriPayload] = {}
         paths = {}
         for message_id, value in rows.items():

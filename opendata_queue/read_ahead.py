@@ -80,10 +80,11 @@ class ReadAhead:
             while start < len(ids) and read_bytes < self._limit_bytes // _READERS_AT_MOST:
                 some = ids[start : start + self._at_once()]
                 start += len(some)
-                for one, message in (await self._read(some)).items():
-                    size_bytes = self._keep(one, message)
+                messages = await self._read(some)
+                if messages:
+                    size_bytes = self._keep(messages)
                     read_bytes += size_bytes
-                    self._usual_bytes += (size_bytes - self._usual_bytes) // 16
+                    self._usual_bytes = size_bytes // len(messages)
         except OdqError as error:
             logger.info("could not read ahead: %s", error)  # whoever wants them gets the error
         finally:
@@ -95,14 +96,21 @@ class ReadAhead:
         fitting = self._limit_bytes // _READERS_AT_MOST // max(1, self._usual_bytes)
         return max(_FEWEST_AT_ONCE, min(fitting, _MOST_AT_ONCE))
 
-    def _keep(self, message_id: int, message: MessageFields) -> int:
-        """Keep a message; returns its size."""
-        size_bytes = MESSAGE_OVERHEAD_BYTES + len(message.payload or message.payload_uri or b"")
-        for key, value in message.headers:
-            size_bytes += len(key) + len(value)
-        self._messages[message_id] = message, size_bytes
-        self._size_bytes += size_bytes
+    def _keep(self, messages: dict[int, MessageFields]) -> int:
+        """Keep messages; returns their size."""
+        added_bytes = 0
+        last: tuple[tuple[str, str], ...] = ()
+        headers_bytes = 0
+        for one, message in messages.items():
+            if message.headers is not last:  # most often they share them
+                last = message.headers
+                headers_bytes = sum(len(key) + len(value) for key, value in last)
+            size_bytes = MESSAGE_OVERHEAD_BYTES + headers_bytes
+            size_bytes += len(message.payload or message.payload_uri or b"")
+            self._messages[one] = message, size_bytes
+            added_bytes += size_bytes
+        self._size_bytes += added_bytes
         while self._size_bytes > self._limit_bytes:
             _, (_, dropped_bytes) = self._messages.popitem(last=False)
             self._size_bytes -= dropped_bytes
-        return size_bytes
+        return added_bytes

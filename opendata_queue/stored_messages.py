@@ -29,11 +29,10 @@ class StoredMessages:
         metadata, payloads = await asyncio.gather(
             self.log.read_fields(message_ids), self.payloads.read_many(message_ids, blobs=blobs)
         )
-        return {
-            one: stored_message(metadata[one], payloads[one])
-            for one in message_ids
-            if one in metadata and one in payloads
-        }
+        if metadata.keys() != payloads.keys():
+            both = [one for one in metadata if one in payloads]
+            metadata = {one: metadata[one] for one in both}
+        return {one: stored_message(fields, payloads[one]) for one, fields in metadata.items()}
 
 
 def unless_expired(message: MessageFields | None, now_ms: int) -> MessageFields | None:
@@ -46,10 +45,12 @@ def unless_expired(message: MessageFields | None, now_ms: int) -> MessageFields 
 
 def stored_message(metadata: MetadataFields, payload: bytes | UriPayload) -> MessageFields:
     message_id, created_at, received_at, visible_at, retention_seconds, headers = metadata
-    if isinstance(payload, bytes):
+    if payload.__class__ is bytes:
         data, uri = payload, None
     else:
+        assert isinstance(payload, UriPayload)
         data, uri = None, payload.uri
-    return MessageFields(
+    fields = (
         message_id, data, uri, headers, created_at, received_at, visible_at, retention_seconds
-    )
+    )  # fmt: skip
+    return tuple.__new__(MessageFields, fields)  # half the time of a call

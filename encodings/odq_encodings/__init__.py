@@ -66,6 +66,7 @@ from odq_encodings.metadata_log import (
     encode_metadata_log_key,
     encode_metadata_log_keys,
     message_metadata_fields,
+    metadata_fields_alike,
     metadata_log_prefix,
 )
 from odq_encodings.payload import (
@@ -80,6 +81,7 @@ from odq_encodings.payload import (
     encode_payload_key,
     encode_payload_keys,
     inline_payload,
+    inline_payloads,
 )
 from odq_encodings.primitives import decode_terminated_bytes, decode_utf8
 from odq_encodings.progress import ClockKey, ClockMark, Cursor, CursorKey, Replay, ReplayKey
@@ -246,11 +248,13 @@ __all__ = [
     "encode_terminated_bytes",
     "encode_utf8",
     "inline_payload",
+    "inline_payloads",
     "inspect_key",
     "inspect_record",
     "inspect_row",
     "join_array",
     "message_metadata_fields",
+    "metadata_fields_alike",
     "metadata_log_prefix",
     "read_journal_records",
     "row_kind",

@@ -148,11 +148,15 @@ class DatabaseReads:
         return values
 
     async def get_by_id(
-        self, ids: Iterable[int], key_of: Callable[[int], bytes]
+        self,
+        ids: Iterable[int],
+        key_of: Callable[[int], bytes],
+        keys_of: Callable[[range], list[bytes]] | None = None,
     ) -> dict[int, bytes]:
         """The values of rows that are keyed by ids, where they have one.
 
         Ids that lie close together are read with one scan, the others with a point read each.
+        ``keys_of`` makes many keys for less than ``key_of`` does.
         """
         found: dict[int, bytes] = {}
         alone: list[int] = []
@@ -160,10 +164,19 @@ class DatabaseReads:
             if len(run) < _SCAN_LEAST:
                 alone += run
                 continue
-            wanted = {key_of(one): one for one in run}
-            last = key_of(run[-1]) + b"\x00"
-            async for chunk in self.scan(key_of(run[0]), last, limit=run[-1] - run[0] + 1):
-                found |= {wanted[key]: value for key, value in chunk if key in wanted}
+            span = range(run[0], run[-1] + 1)
+            if keys_of is not None and len(span) == len(run):
+                keys = keys_of(span)
+            else:
+                keys = [key_of(one) for one in run]
+            rows: list[Row] = []
+            async for chunk in self.scan(keys[0], keys[-1] + b"\x00", limit=len(span)):
+                rows += chunk
+            if [key for key, _ in rows] == keys:  # most often all are there, and no others
+                found.update(zip(run, [value for _, value in rows], strict=True))
+            else:
+                wanted = dict(zip(keys, run, strict=True))
+                found |= {wanted[key]: value for key, value in rows if key in wanted}
         values = await self.get_many([key_of(one) for one in alone])
         found |= {one: value for one, value in zip(alone, values, strict=True) if value is not None}
         return found
@@ -616,6 +629,8 @@ def _probe(folder: Path, size_bytes: int = _PROBE_BYTES) -> None:
 
 def _runs(ids: list[int]) -> list[list[int]]:
     """Ascending ids, cut where the gap to the next one is large."""
+    if ids and ids[-1] - ids[0] == len(ids) - 1:
+        return [ids]
     runs: list[list[int]] = []
     for one in ids:
         if runs and one - runs[-1][-1] <= _SCAN_GAP:

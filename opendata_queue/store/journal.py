@@ -76,6 +76,11 @@ class Journal:
         """Up to which record SlateDB holds everything."""
         return self._flushed
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether SlateDB holds everything, and the disk says so."""
+        return self._known_to_disk == self._flushed == self._sequence
+
     def has_room(self, size: int) -> bool:
         """Whether a commit of so many bytes can be appended now."""
         if size > MAX_RECORD_BYTES:
@@ -144,7 +149,7 @@ class Journal:
             return
         is_everything = self._flushed == self._sequence
         await self.append(b"")
-        if is_everything:
+        if is_everything:  # and so is this record, which has no rows
             self._flushed = self._known_to_disk = self._sequence
 
     async def switch(self) -> int:

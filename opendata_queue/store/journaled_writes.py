@@ -101,8 +101,12 @@ class JournaledWrites:
         async with self._writing:
             async with self._appending:
                 self._check()
-                taken = await self._take_all()
-            await self._flush(taken)
+                if self._journal.flushed == self._journal.last:
+                    with self._stopping():
+                        await self._journal.tell_flushed()
+                    return
+                to_flush = await self._take_all()
+            await self._flush(to_flush)
 
     async def close(self) -> None:
         """Flush, and remove the journal; after a failure it is left to the next owner."""
@@ -188,18 +192,9 @@ class JournaledWrites:
             # Whoever commits next gets it too.
             logger.info("%s", error)
             return
-        if self._journal.flushed < self._journal.last:
+        # Should nobody commit until then, readers in other processes are told that they see all.
+        if not self._journal.is_settled:
             self._flush_later()
-            return
-        # Nobody commits: readers in other processes should know that they see everything.
-        with contextlib.suppress(OdqError):
-            async with self._appending:
-                await self._tell_flushed()
-
-    async def _tell_flushed(self) -> None:
-        self._check()
-        with self._stopping():
-            await self._journal.tell_flushed()
 
 
 async def bring_in(db: slatedb.Db, left: LeftJournals, wal_sync: WalSync | None, name: str) -> None:
