@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from odq_compactor.attempts import forget_attempts
-from odq_compactor.bulk_files import BulkFiles, remove_objects
+from odq_compactor.bulk_files import BulkFiles, RemovedObjects, remove_objects
 from odq_compactor.entries import FollowedEntries
 from odq_compactor.messages import EARLIEST_MS
 from odq_compactor.options import CompactorOptions
@@ -321,10 +321,12 @@ class BulkRetention:
                 if row is not None:
                     self._delete_rows(one)
             await queues.committer.wait(queues.committer.commit())
-        await self._remove([one for one, _ in going], report)
-        for _, row in going:
+        removed = await self._remove([one for one, _ in going], report)
+        for (_, row), objects in zip(going, removed, strict=True):
             if row is not None:
                 _count(row, report, expired=row.messages)
+            else:  # whoever began with it was killed, and has reported nothing
+                report.count("bulk shards", objects.were_there)
         return kept
 
     def _delete_rows(self, one: DueShard) -> None:
@@ -345,7 +347,9 @@ class BulkRetention:
             self._entries.release(shard)
         return None if deadline is None else encode_bulk_expiry_key(deadline, number)
 
-    async def _remove(self, going: Sequence[DueShard], report: RetentionReport) -> None:
+    async def _remove(
+        self, going: Sequence[DueShard], report: RetentionReport
+    ) -> list[RemovedObjects]:
         """Remove what is left of shards that have no rows but their expiry rows any more."""
         for one in going:
             if one.deadline == _ALWAYS_PAST:  # the attempts of others go by themselves
@@ -358,6 +362,7 @@ class BulkRetention:
                 committer.rows.delete(one.key)
             await committer.wait(committer.commit())
         report.blob_bytes += sum(one.blob_bytes for one in removed)
+        return removed
 
 
 def _count(shard: BulkShard, report: RetentionReport, *, expired: int) -> None:

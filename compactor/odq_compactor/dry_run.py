@@ -29,15 +29,18 @@ from odq_compactor.messages import (
 )
 from odq_compactor.options import CompactorOptions
 from odq_compactor.pace import Pace
-from odq_compactor.plan import Ids, Run, expired_runs, past_buckets
+from odq_compactor.plan import Ids, PastBuckets, Run, expired_runs, past_buckets
 from odq_compactor.positions import read_position
 from odq_compactor.queues import BACKLOG_GAP, BUCKETS_AT_ONCE, read_floor
 from odq_compactor.report import RetentionReport
 from odq_encodings import (
     BulkShard,
     BulkShardKey,
+    ClockKey,
+    ClockMark,
     DoneMessages,
     FailedMessages,
+    FailureKey,
     RecordType,
     encode_bulk_expiry_key,
     encode_metadata_log_key,
@@ -56,6 +59,7 @@ _OWNERS_SHARD: Final = 0
 _EVERYTHING: Final = 1 << 32
 _SEQUENCE: Final = _EVERYTHING - 1
 _NO_REST: Final = Pace(1.0)
+_CLOCK_KEY: Final = ClockKey().encode()
 
 
 async def plan_root(
@@ -72,9 +76,11 @@ async def plan_root(
         raise StoreAccessError(f"there is no root at {url}")
     loop = asyncio.get_running_loop()
     started = loop.time()
-    report = RetentionReport(now_ms=clock.now_ms(), dry_run=True)
     async with AsyncExitStack() as stack:
         queues = await _opened(stack, objects, _QUEUES)
+        # A pass goes by the clock of an owner, which is never behind that of those before it.
+        now = max(clock.now_ms(), await _marked_ms(queues))
+        report = RetentionReport(now_ms=now, dry_run=True)
         look = QueueLook(queues, clock)
         await look.load(*await look.filters())
         survey = _Survey(look, queues, objects, report, options or CompactorOptions())
@@ -83,6 +89,14 @@ async def plan_root(
     report.requests = objects.requests
     report.duration_ms = round((loop.time() - started) * 1000)
     return report
+
+
+async def _marked_ms(queues: DatabaseReader | None) -> int:
+    """The latest time that an owner has seen."""
+    value = None if queues is None else await queues.get(_CLOCK_KEY)
+    if queues is None or value is None:
+        return 0
+    return queues.decode(ClockMark.decode, _CLOCK_KEY, value).now
 
 
 async def _opened(stack: AsyncExitStack, objects: Objects, path: str) -> DatabaseReader | None:
@@ -108,6 +122,8 @@ class _Survey:
         self._objects = objects
         self._report = report
         self._options = options
+        self._forgotten: set[FailureKey] = set()
+        """Failed entries that are past: a pass forgets them before it asks what is finished."""
 
     async def run(self) -> None:
         for name in self._look.names():
@@ -157,18 +173,18 @@ class _Survey:
             self._report.count("control files", len(reservations))
             for one in reservations:
                 if not one.committed:
-                    file_bytes = await self._objects.size_bytes(f"messages/{one.shard:05}")
-                    self._report.count("bulk shards", bool(file_bytes))
-                    path = f"blobs/{one.shard:05}"
-                    self._report.blob_bytes += await self._objects.size_bytes(path)
+                    await self._objects_of(one.shard)
 
     async def _bulk_to_look_at(self, queues: DatabaseReader) -> AsyncIterator[BulkShard]:
         """Those that are due, and those of which nobody knows yet when they are."""
         start = encode_bulk_expiry_key(EARLIEST_MS)
         while due := await due_shards(queues, start, self._report.now_ms):
-            for shard in await shard_rows(queues, [one.number for one in due]):
+            shards = await shard_rows(queues, [one.number for one in due])
+            for one, shard in zip(due, shards, strict=True):
                 if shard is not None:
                     yield shard
+                else:  # a pass that was killed has left its objects
+                    await self._objects_of(one.shard)
             start = due[-1].key + b"\x00"
         first = BulkShardKey(number=await filed_up_to(queues)).encode()
         end = RecordType.BULK_JOB.prefix
@@ -208,7 +224,9 @@ class _Survey:
         """Shards that no queue needs, but for those that are all past."""
         if any(self._look.queue(name).replays for name in self._look.names()):
             return
-        async for one in finished_shards(queues, _NO_REST, now=self._report.now_ms):
+        async for one in finished_shards(
+            queues, _NO_REST, now=self._report.now_ms, forgotten=self._forgotten
+        ):
             async with AsyncExitStack() as stack:
                 shard = await _opened(stack, self._objects, f"messages/{one.shard:05}")
                 expired = 0 if shard is None else await expired_of(shard, self._report.now_ms)
@@ -221,6 +239,13 @@ class _Survey:
         self._report.count("bulk shards", 1)
         self._report.row_bytes += size_bytes
         self._report.blob_bytes += await self._objects.size_bytes(f"blobs/{shard:05}")
+
+    async def _objects_of(self, shard: int) -> None:
+        """What is there of a shard that has no row."""
+        file_bytes = await self._objects.size_bytes(f"messages/{shard:05}")
+        blob_bytes = await self._objects.size_bytes(f"blobs/{shard:05}")
+        self._report.count("bulk shards", file_bytes + blob_bytes > 0)
+        self._report.blob_bytes += blob_bytes
 
     async def _expired(self, number: int, shard: DatabaseReader, runs: list[Run]) -> None:
         ids = Ids(runs)
@@ -268,11 +293,17 @@ class _Survey:
         while True:
             lost = await queue.oldest_failed(start, BUCKETS_AT_ONCE)
             past = past_buckets([(number, one.messages) for number, one in lost], since)
-            self._report.count("failed entries", len(past.forgotten), queue.name)
+            self._forget_failures(queue, past)
             if len(lost) < BUCKETS_AT_ONCE or past.oldest_kept is not None:
                 break
             start = lost[-1][0] + 1
-        self._report.count("failed entries", len(past_buckets(failed, since).forgotten), queue.name)
+        self._forget_failures(queue, past_buckets(failed, since))
+
+    def _forget_failures(self, queue: StoredQueue, past: PastBuckets) -> None:
+        self._report.count("failed entries", len(past.forgotten), queue.name)
+        self._forgotten.update(
+            FailureKey(queue_id=queue.queue_id, message_id=one) for one in past.forgotten
+        )
 
     # --- what nobody needs ------------------------------------------------------------------------
 
@@ -298,7 +329,7 @@ class _Survey:
             return
         home = queues if number == _OWNERS_SHARD else shard
         before = await read_finished(home, number)
-        live, behind = await live_ids(queues, number, _NO_REST)
+        live, behind = await live_ids(queues, number, _NO_REST, forgotten=self._forgotten)
         first = 0 if before is None else before.first_sequence
         if first >= behind:
             return

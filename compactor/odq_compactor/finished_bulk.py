@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ from odq_compactor.messages import due_runs
 from odq_compactor.options import CompactorOptions
 from odq_compactor.pace import Pace
 from odq_compactor.report import RetentionReport
-from odq_encodings import FINISHED, BulkShard, BulkShardKey, RecordType
+from odq_encodings import FINISHED, BulkShard, BulkShardKey, FailureKey, RecordType
 from opendata_queue.engine import OwnedStores
 from opendata_queue.errors import OdqError
 from opendata_queue.shard_files import is_bulk
@@ -36,14 +36,14 @@ class FinishedShard:
 
 
 async def finished_shards(
-    database: DatabaseReads, pace: Pace, *, now: int
+    database: DatabaseReads, pace: Pace, *, now: int, forgotten: Container[FailureKey] = ()
 ) -> AsyncIterator[FinishedShard]:
     """The shards that a snapshot of the queue store needs nothing of, in their order.
 
     Entries that have expired hold nothing back: nobody will get their messages.
     """
     start, end = BulkShardKey(number=0).encode(), RecordType.BULK_JOB.prefix
-    waiting = waiting_ids(database, pace, now=now)
+    waiting = waiting_ids(database, pace, now=now, forgotten=forgotten)
     wanted = {one >> 32 async for one in waiting if is_bulk(one >> 32)}
     async for chunk in database.scan(start, end):
         for key, value in chunk:

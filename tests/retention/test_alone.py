@@ -135,6 +135,22 @@ async def test_a_bulk_shard_that_is_lost_keeps_no_pass_from_the_others(
         assert report.total("bulk shards") == found
 
 
+async def test_a_dry_run_goes_by_the_time_of_a_pass_where_the_clock_is_behind(url: str) -> None:
+    ahead = ManualClock()
+    await fill(url, ahead, short=5, long=1, queue=True)
+    ahead.advance_ms(MINUTE_MS + 1)
+    async with await Engine.open(url, settings=SETTINGS, clock=ahead) as engine:
+        await engine.publish(b"seen by an owner whose clock is ahead of ours")
+        await engine.all_is_routed()
+    behind = ManualClock()
+
+    planned = await plan_root(url, settings=SETTINGS, clock=behind)
+    report = await compact_root(url, settings=SETTINGS, clock=behind)
+
+    assert report.total("expired messages") == 5
+    assert planned.removed == report.removed
+
+
 def test_what_can_be_freed_later_is_not_put_off_by_what_follows_it() -> None:
     position, now = NEW_POSITION, 0
     freed = []

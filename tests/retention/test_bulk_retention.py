@@ -9,7 +9,7 @@ import pytest
 from odq_compactor import CompactorOptions, RetentionCompactor, plan_root, set_delete_when_done
 from opendata_queue import Engine, NewMessage, QueueOptions
 from opendata_queue.commit_files import CommitFiles
-from opendata_queue.errors import InvalidInputError
+from opendata_queue.errors import InvalidInputError, StoreUnavailableError
 from opendata_queue.shard_files import COMMITTED_WITHIN_MS, ShardFiles
 from opendata_queue.store import Objects
 from opendata_queue.testing import ManualClock
@@ -214,3 +214,46 @@ async def test_a_bulk_shard_stays_while_a_queue_is_made_from_the_past_or_has_fai
 
         assert report.total("bulk shards") == report.total("finished messages") == 1
         assert (await queue_rows(engine))["attempts"] == 0
+
+
+@pytest.mark.parametrize("removed", [1, 2], ids=["no manifest", "no blobs"])
+async def test_a_shard_that_a_kill_left_half_removed_is_gone_for_readers_and_is_reported(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    url = f"file://{tmp_path}/root"
+    async with await Engine.open(url, clock=clock) as engine:
+        await engine.create_queue("q", options=QueueOptions(max_attempts=1))
+        await set_delete_when_done(engine.stores.queues, True)
+        large = bytes(70_000)
+        messages = [NewMessage(large, retention_seconds=60), NewMessage(large)]
+        written = await write_shard(url, messages, clock=clock)
+        await commit(url, "a", [written], now_ms=clock.now_ms())
+        await engine._following.bulk.look()
+        await engine._following.bulk.finished()
+        ids = [written.shard << 32 | number for number in range(2)]
+        await engine.ack("q", *(one.receipt for one in await engine.claim("q", 2)))
+        assert None not in await engine.read_many(ids)
+        delete_under, left = Objects.delete_under, removed
+
+        async def killed(self: Objects, folder: str) -> int:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise StoreUnavailableError("killed")
+            return await delete_under(self, folder)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Objects, "delete_under", killed)
+            with pytest.raises(StoreUnavailableError):
+                await RetentionCompactor(engine, QUICK).run_once(thorough=True)
+
+        assert await engine.read_many(ids) == [None, None]
+    async with await Engine.open(url, clock=clock) as engine:
+        assert await engine.read_many(ids) == [None, None]
+        planned = await plan_root(url, options=QUICK, clock=clock)
+        report = await RetentionCompactor(engine, QUICK).run_once()
+        assert report.removed == {("bulk shards", None): 1}
+        assert planned.removed == report.removed
+        assert planned.blob_bytes == report.blob_bytes == (0 if removed > 1 else 2 * len(large))
+        assert await files_of(engine.stores.objects, written.shard) == 0
+        assert (await RetentionCompactor(engine, QUICK).run_once(thorough=True)).is_empty

@@ -612,6 +612,27 @@ async def test_a_system_may_delete_what_all_queues_have_finished_with(
     assert (await queue_rows(engine))["attempts"] == 0
 
 
+async def test_what_only_a_failed_entry_held_back_goes_in_the_pass_that_forgets_the_entry(
+    engine: Engine, clock: ManualClock, compactor: RetentionCompactor
+) -> None:
+    await set_delete_when_done(engine.stores.queues, True)
+    options = QueueOptions(max_attempts=1, bucket=2, failed_retention_seconds=60)
+    await engine.create_queue("q", options=options)
+    await engine.publish_many([NewMessage(b"x")] * 5)
+    for one in await engine.claim("q", 5):
+        await engine.nack("q", one.receipt)
+    assert (await compactor.run_once(thorough=True)).is_empty
+    clock.advance_ms(MINUTE_MS + 1)
+    url = str(engine.stores.objects.location)
+    planned = await plan_root(url, options=QUICK, clock=clock)
+
+    report = await compactor.run_once(thorough=True)
+
+    assert report.removed == {("failed entries", "q"): 5, ("finished messages", None): 5}
+    assert planned.removed == report.removed
+    assert (await compactor.run_once(thorough=True)).is_empty
+
+
 @pytest.mark.parametrize("options", [QUICK, ERASING])
 async def test_a_finished_message_is_not_counted_again_when_it_would_have_expired(
     engine: Engine, clock: ManualClock, options: CompactorOptions

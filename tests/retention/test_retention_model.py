@@ -177,6 +177,16 @@ class Interrupted:
 )
 @example(steps=[DeleteWhenDone(True), DeleteQueue("all"), Publish([0, 0], True, 0), Pass(1, False)])
 @example(steps=[Publish([5], False, 20_000), Advance(5_000), Advance(1), Pass(None, False)])
+@example(
+    steps=[
+        DeleteWhenDone(True),
+        DeleteQueue("even"),
+        Publish([0, 0, 0, 0], True, 0),
+        *2 * [Claim("all", 4), *4 * [Settle("all", False)], Advance(500)],
+        Advance(12_000),
+        Pass(None, True),
+    ]
+)
 def test_nothing_is_removed_before_its_time_and_everything_after_one_full_pass(
     steps: list[Any],
 ) -> None:
