@@ -94,6 +94,15 @@ async def shard_rows(queues: DatabaseReads, numbers: Iterable[int]) -> list[Bulk
     ]
 
 
+async def committed_shards(commits: CommitFiles, job: str) -> tuple[CommittedShard, ...]:
+    """What the commit of a registered job says, if it is still there."""
+    try:
+        commit = await commits.read(job)
+    except CorruptStoreError:  # it was whole when it was registered: the log says the same
+        return ()
+    return () if commit is None else commit.shards
+
+
 class BulkRetention:
     """Takes what has expired of bulk shards out of queues, and shards that are all past away."""
 
@@ -133,7 +142,7 @@ class BulkRetention:
             # Numbers may be missing: what is gone needs no row.
             next_number = some[-1][0] + 1 if len(some) == _FILED_AT_ONCE else behind
             for number, shard in some:
-                deadlines = _deadlines_told(shard, told.get(shard.shard))
+                deadlines = deadlines_told(shard, told.get(shard.shard))
                 if deadlines is None and not may_read:
                     next_number = number  # another time: each takes a scan of its log
                     break
@@ -170,17 +179,13 @@ class BulkRetention:
         for start in range(0, len(in_order), _AT_ONCE):
             async with self._pace.work():
                 found = await asyncio.gather(
-                    *(self._commit_of(job) for job in in_order[start : start + _AT_ONCE])
+                    *(
+                        committed_shards(self._commits, job)
+                        for job in in_order[start : start + _AT_ONCE]
+                    )
                 )
             told |= {shard.shard: shard for shards in found for shard in shards}
         return told
-
-    async def _commit_of(self, job: str) -> tuple[CommittedShard, ...]:
-        try:
-            commit = await self._commits.read(job)
-        except CorruptStoreError:  # it was whole when it was registered: the log says the same
-            return ()
-        return () if commit is None else commit.shards
 
     async def _deadlines_read(self, shard: int) -> tuple[int, int]:
         """When the first and the last message of a shard expire, out of the shard itself."""
@@ -194,6 +199,9 @@ class BulkRetention:
                         for_ever = for_ever or not deadline
                         first = min(first or deadline, deadline or first)
                         last = max(last, deadline)
+        except CorruptStoreError as error:  # it would hold up all others, in every pass
+            logger.error("bulk shard %d is damaged, and does not expire: %s", shard, error)
+            return 0, 0
         except OdqError as error:
             if not is_not_there(error):
                 raise
@@ -340,9 +348,9 @@ class BulkRetention:
         try:
             deadline = await self._entries.next_deadline(shard)
         except OdqError as error:
-            if not is_not_there(error):
+            if not is_lost(error):
                 raise
-            return None
+            return None  # if it has one, that one is deleted when it is due
         finally:
             self._entries.release(shard)
         return None if deadline is None else encode_bulk_expiry_key(deadline, number)
@@ -365,6 +373,11 @@ class BulkRetention:
         return removed
 
 
+def is_lost(error: OdqError) -> bool:
+    """Whether nobody will ever read what is in a shard: it is damaged, or not there."""
+    return isinstance(error, CorruptStoreError) or is_not_there(error)
+
+
 def _count(shard: BulkShard, report: RetentionReport, *, expired: int) -> None:
     report.count("bulk shards", 1)
     report.count("expired messages", expired)
@@ -372,7 +385,7 @@ def _count(shard: BulkShard, report: RetentionReport, *, expired: int) -> None:
     report.row_bytes += shard.size_bytes
 
 
-def _deadlines_told(shard: BulkShard, told: CommittedShard | None) -> tuple[int, int] | None:
+def deadlines_told(shard: BulkShard, told: CommittedShard | None) -> tuple[int, int] | None:
     """When the first and the last message expire, 0 for never; none if nobody says so."""
     if not shard.messages:
         return _ALWAYS_PAST, _ALWAYS_PAST

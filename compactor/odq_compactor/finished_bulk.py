@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass
 from typing import Final
 
-from odq_compactor.bulk import BulkRetention
+from odq_compactor.bulk import BulkRetention, is_lost
 from odq_compactor.finished import waiting_ids
 from odq_compactor.messages import due_runs
 from odq_compactor.options import CompactorOptions
@@ -16,9 +17,10 @@ from odq_encodings import FINISHED, BulkShard, BulkShardKey, FailureKey, RecordT
 from opendata_queue.engine import OwnedStores
 from opendata_queue.errors import OdqError
 from opendata_queue.shard_files import is_bulk
-from opendata_queue.shard_readers import is_not_there
 from opendata_queue.store import DatabaseReads
 from opendata_queue.stored_queue import StoredQueue
+
+logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 16
 
@@ -105,6 +107,8 @@ class FinishedBulk:
                 shard, lambda reader: expired_of(reader.database, report.now_ms)
             )
         except OdqError as error:
-            if not is_not_there(error):
+            if not is_lost(error):
                 raise
+            # No queue needs it, so it goes; but nobody can say how much of it had expired.
+            logger.error("bulk shard %d is lost, and finished: %s", shard, error)
             return 0
