@@ -224,7 +224,8 @@ class BulkRetention:
                     left = min(left, one.deadline)
                 elif one.is_past(now):
                     # All of it: nobody has to be asked which.
-                    await self._entries.expire_runs(_runs_of(shard, self._options), report)
+                    every = Run(one.deadline, shard.shard << 32, shard.next_sequence, 0)
+                    await self._entries.expire_runs([every], report)
                     past.append((one, shard))
                 elif not await self._expire_some(one, shard, report):
                     left = min(left, one.deadline)
@@ -392,12 +393,3 @@ def deadlines_told(shard: BulkShard, told: CommittedShard | None) -> tuple[int, 
     if told is None or told.expires_from is None or told.expires_at is None:
         return None
     return told.expires_from, told.expires_at
-
-
-def _runs_of(shard: BulkShard, options: CompactorOptions) -> list[Run]:
-    """All messages of a shard, in runs that one batch can take."""
-    size, first_id = options.batch_messages, shard.shard << 32
-    return [
-        Run(0, first_id + start, min(size, shard.next_sequence - start), 0)
-        for start in range(0, shard.next_sequence, size)
-    ]

@@ -201,7 +201,7 @@ class ShardRetention:
         """Each step may be the last one before a crash: the runs themselves go at the end."""
         ids = Ids(runs)
         if self._queues is not None:
-            await expire_in_backlogs(self._queues, ids, report)
+            await expire_in_backlogs(self._queues, ids, report, self._pace)
         blobs = await blobs_of(self._shard.database, ids)
         erased = list(ids) if self._options.erase else [message_id for message_id, _ in blobs]
         await self.delete_rows(erased, [blob_id for _, blob_id in blobs])
