@@ -447,7 +447,7 @@ def _killed(at: int, *, before: bool) -> Iterator[Any]:
         yield lambda: left < 0
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(STEPS, max_size=20))
 @example(
     steps=[
