@@ -28,6 +28,7 @@ from opendata_queue import (
     NewMessage,
     PublishOptions,
     QueueOptions,
+    StoreUnavailableError,
 )
 from opendata_queue.store import Objects
 from opendata_queue.testing import ManualClock
@@ -554,6 +555,34 @@ async def test_a_blob_that_goes_while_it_is_read_is_gone_and_not_lost(
         assert await reads.read(one) is None
         assert compactor.totals.removed["blobs", None] == 1
         await system.close()
+
+
+async def test_what_a_pass_has_removed_before_it_failed_is_in_the_figures(
+    engine: Engine,
+    clock: ManualClock,
+    compactor: RetentionCompactor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await engine.create_queue("q")
+    await engine.publish_many([short()] * 3)
+    clock.advance_ms(MINUTE_MS + 1)
+
+    async def refuse(*_: object) -> None:
+        raise StoreUnavailableError("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardRetention, "collect_orphans", refuse)
+        with pytest.raises(StoreUnavailableError):
+            await compactor.run_once()
+    assert compactor.totals.passes == 0
+    assert compactor.totals.last_pass_at_ms is None
+    await compactor.run_once()
+
+    assert compactor.totals.passes == 1
+    assert compactor.totals.removed == {
+        ("expired messages", None): 3,
+        ("expired entries", "q"): 3,
+    }
 
 
 async def test_a_blob_that_is_lost_is_said_to_be(engine: Engine) -> None:
