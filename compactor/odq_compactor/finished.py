@@ -283,11 +283,19 @@ class FinishedMessages:
                 for message_id, blob_id in chunk
                 if message_id in gone
             ]
+            blob_ids = dict(blobs)
+            # Of a message with a blob, the expiry row goes when the blob is gone: it leads there.
+            plain = {one: deadline for one, deadline in gone.items() if one not in blob_ids}
+            rows = Rows()
+            await self._cut_runs(plain, rows)
             if self._has_new_queue():
                 return False
-            await self._retention.delete_rows(message_ids, [blob_id for _, blob_id in blobs])
+            # Before the rows of their messages, without which nothing would lead to them.
             await self._retention.delete_attempts(message_ids)
-            await self._delete_blobs(blobs, gone, report)
+            if self._has_new_queue():
+                return False
+            await self._retention.delete_rows(message_ids, list(blob_ids.values()), rows)
+            await self._delete_blobs(blobs, {one: gone[one] for one in blob_ids}, report)
             self._deleted += len(gone)
             report.count("finished messages", len(not_expired(gone, report.now_ms)))
         return True
@@ -303,12 +311,16 @@ class FinishedMessages:
         rows = Rows()
         for message_id, _ in blobs:
             rows.delete(MessageBlobKey(message_id=message_id).encode())
+        await self._cut_runs(gone, rows)
+        if len(rows):
+            await self._shard.commit(rows)
+
+    async def _cut_runs(self, gone: Mapping[int, int], rows: Rows) -> None:
+        """Leave messages out of what says when they expire."""
         for run in await self._runs_of(gone):
             rows.delete(encode_expiry_key(run.deadline, run.first_id))
             for left in without(run, gone):
                 put_expiry(rows, left.first_id, left.messages, left.deadline, left.size_bytes)
-        if len(rows):
-            await self._shard.commit(rows)
 
     async def _runs_of(self, gone: Mapping[int, int]) -> list[Run]:
         """The expiry rows of messages: without them, they would be counted again as expired."""
