@@ -15,7 +15,7 @@ from odq_compactor.report import RetentionReport
 from odq_compactor.space import collect_garbage, free_space, shorten_replay
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.engine import Engine
-from opendata_queue.errors import OwnedError
+from opendata_queue.errors import OdqError, OwnedError
 from opendata_queue.owner_files import messages_role
 from opendata_queue.ownership import Ownership
 from opendata_queue.shard import MessageShard, PublishOptions
@@ -32,11 +32,15 @@ _ALONE: Final = CompactorOptions(work_share=1.0)
 
 
 class _Alone(Engine):
-    """An owner whose only caller wants all of it routed, bulk jobs included."""
+    """An owner whose only caller wants all of it routed: bulk jobs, and the past for new queues."""
 
     async def all_is_routed(self) -> None:
         await super().all_is_routed()
         await self._following.bulk.tried()
+        try:
+            await self._replay.finished()
+        except OdqError as error:  # what has to be replayed stays, and all else goes
+            logger.error("the past can't be replayed: %s", error)
 
 
 async def compact_root(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from odq_compactor.attempts import forget_attempts
-from odq_compactor.bulk_files import BulkFiles, remove_objects
+from odq_compactor.bulk_files import BulkFiles, RemovedObjects, remove_objects
 from odq_compactor.entries import FollowedEntries
 from odq_compactor.messages import EARLIEST_MS
 from odq_compactor.options import CompactorOptions
@@ -94,6 +94,15 @@ async def shard_rows(queues: DatabaseReads, numbers: Iterable[int]) -> list[Bulk
     ]
 
 
+async def committed_shards(commits: CommitFiles, job: str) -> tuple[CommittedShard, ...]:
+    """What the commit of a registered job says, if it is still there."""
+    try:
+        commit = await commits.read(job)
+    except CorruptStoreError:  # it was whole when it was registered: the log says the same
+        return ()
+    return () if commit is None else commit.shards
+
+
 class BulkRetention:
     """Takes what has expired of bulk shards out of queues, and shards that are all past away."""
 
@@ -133,7 +142,7 @@ class BulkRetention:
             # Numbers may be missing: what is gone needs no row.
             next_number = some[-1][0] + 1 if len(some) == _FILED_AT_ONCE else behind
             for number, shard in some:
-                deadlines = _deadlines_told(shard, told.get(shard.shard))
+                deadlines = deadlines_told(shard, told.get(shard.shard))
                 if deadlines is None and not may_read:
                     next_number = number  # another time: each takes a scan of its log
                     break
@@ -170,17 +179,13 @@ class BulkRetention:
         for start in range(0, len(in_order), _AT_ONCE):
             async with self._pace.work():
                 found = await asyncio.gather(
-                    *(self._commit_of(job) for job in in_order[start : start + _AT_ONCE])
+                    *(
+                        committed_shards(self._commits, job)
+                        for job in in_order[start : start + _AT_ONCE]
+                    )
                 )
             told |= {shard.shard: shard for shards in found for shard in shards}
         return told
-
-    async def _commit_of(self, job: str) -> tuple[CommittedShard, ...]:
-        try:
-            commit = await self._commits.read(job)
-        except CorruptStoreError:  # it was whole when it was registered: the log says the same
-            return ()
-        return () if commit is None else commit.shards
 
     async def _deadlines_read(self, shard: int) -> tuple[int, int]:
         """When the first and the last message of a shard expire, out of the shard itself."""
@@ -194,6 +199,9 @@ class BulkRetention:
                         for_ever = for_ever or not deadline
                         first = min(first or deadline, deadline or first)
                         last = max(last, deadline)
+        except CorruptStoreError as error:  # it would hold up all others, in every pass
+            logger.error("bulk shard %d is damaged, and does not expire: %s", shard, error)
+            return 0, 0
         except OdqError as error:
             if not is_not_there(error):
                 raise
@@ -216,7 +224,8 @@ class BulkRetention:
                     left = min(left, one.deadline)
                 elif one.is_past(now):
                     # All of it: nobody has to be asked which.
-                    await self._entries.expire_runs(_runs_of(shard, self._options), report)
+                    every = Run(one.deadline, shard.shard << 32, shard.next_sequence, 0)
+                    await self._entries.expire_runs([every], report)
                     past.append((one, shard))
                 elif not await self._expire_some(one, shard, report):
                     left = min(left, one.deadline)
@@ -321,10 +330,12 @@ class BulkRetention:
                 if row is not None:
                     self._delete_rows(one)
             await queues.committer.wait(queues.committer.commit())
-        await self._remove([one for one, _ in going], report)
-        for _, row in going:
+        removed = await self._remove([one for one, _ in going], report)
+        for (_, row), objects in zip(going, removed, strict=True):
             if row is not None:
                 _count(row, report, expired=row.messages)
+            else:  # whoever began with it was killed, and has reported nothing
+                report.count("bulk shards", objects.were_there)
         return kept
 
     def _delete_rows(self, one: DueShard) -> None:
@@ -338,14 +349,16 @@ class BulkRetention:
         try:
             deadline = await self._entries.next_deadline(shard)
         except OdqError as error:
-            if not is_not_there(error):
+            if not is_lost(error):
                 raise
-            return None
+            return None  # if it has one, that one is deleted when it is due
         finally:
             self._entries.release(shard)
         return None if deadline is None else encode_bulk_expiry_key(deadline, number)
 
-    async def _remove(self, going: Sequence[DueShard], report: RetentionReport) -> None:
+    async def _remove(
+        self, going: Sequence[DueShard], report: RetentionReport
+    ) -> list[RemovedObjects]:
         """Remove what is left of shards that have no rows but their expiry rows any more."""
         for one in going:
             if one.deadline == _ALWAYS_PAST:  # the attempts of others go by themselves
@@ -358,6 +371,12 @@ class BulkRetention:
                 committer.rows.delete(one.key)
             await committer.wait(committer.commit())
         report.blob_bytes += sum(one.blob_bytes for one in removed)
+        return removed
+
+
+def is_lost(error: OdqError) -> bool:
+    """Whether nobody will ever read what is in a shard: it is damaged, or not there."""
+    return isinstance(error, CorruptStoreError) or is_not_there(error)
 
 
 def _count(shard: BulkShard, report: RetentionReport, *, expired: int) -> None:
@@ -367,19 +386,10 @@ def _count(shard: BulkShard, report: RetentionReport, *, expired: int) -> None:
     report.row_bytes += shard.size_bytes
 
 
-def _deadlines_told(shard: BulkShard, told: CommittedShard | None) -> tuple[int, int] | None:
+def deadlines_told(shard: BulkShard, told: CommittedShard | None) -> tuple[int, int] | None:
     """When the first and the last message expire, 0 for never; none if nobody says so."""
     if not shard.messages:
         return _ALWAYS_PAST, _ALWAYS_PAST
     if told is None or told.expires_from is None or told.expires_at is None:
         return None
     return told.expires_from, told.expires_at
-
-
-def _runs_of(shard: BulkShard, options: CompactorOptions) -> list[Run]:
-    """All messages of a shard, in runs that one batch can take."""
-    size, first_id = options.batch_messages, shard.shard << 32
-    return [
-        Run(0, first_id + start, min(size, shard.next_sequence - start), 0)
-        for start in range(0, shard.next_sequence, size)
-    ]

@@ -34,6 +34,10 @@ class RemovedObjects:
     blob_bytes: int
     file_bytes: int
 
+    @property
+    def were_there(self) -> bool:
+        return self.blob_bytes + self.file_bytes > 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OldReservation:
@@ -63,9 +67,15 @@ class JudgedCommits:
 
 
 async def remove_objects(objects: Objects, shard: int) -> RemovedObjects:
-    """Remove the database and the blobs of a shard."""
+    """Remove the database and the blobs of a shard.
+
+    The manifests first: without them there is no database. What is half removed would be a damage
+    to whoever still has the id of a message, until the next pass.
+    """
+    database = f"messages/{shard:05}"
+    file_bytes = await objects.delete_under(f"{database}/manifest")
     blob_bytes = await objects.delete_under(f"blobs/{shard:05}")
-    file_bytes = await objects.delete_under(f"messages/{shard:05}")
+    file_bytes += await objects.delete_under(database)
     return RemovedObjects(blob_bytes=blob_bytes, file_bytes=file_bytes)
 
 
@@ -164,7 +174,7 @@ class BulkFiles:
         lost = [one.shard for one in some if not one.committed]
         for removed in await _by_some(lost, self._remove_objects):
             # Nothing is left of those that were dropped when they were past.
-            report.count("bulk shards", bool(removed.file_bytes))
+            report.count("bulk shards", removed.were_there)
             report.blob_bytes += removed.blob_bytes
         await _by_some([one.shard for one in some], self._files.remove)
         report.count("control files", len(some))

@@ -92,6 +92,8 @@ class RetentionCompactor(Passes):
         stores = self._engine.stores
         await self._position(None, self._rows)
         await self._queues.expire_windows(report)
+        # Before the question what is finished: a failed entry that is past holds nothing back.
+        await self._queues.forget_finished(report)
         for number, shard in stores.shards.items():
             position = await self._position(number, shard)
             await self.pass_shard(number, shard, position, report, rarely=rarely, thorough=thorough)
@@ -99,7 +101,6 @@ class RetentionCompactor(Passes):
         await self._bulk.run(report, rarely=rarely)
         if rarely and await deletes_when_done(stores.queues.database):
             await self._finished_elsewhere(report)
-        await self._queues.forget_finished(report)
         if self._options.space:
             if thorough:
                 await self._count_entries(report)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Final
 
-from odq_compactor.bulk import due_shards, filed_up_to, shard_rows
+from odq_compactor.bulk import (
+    committed_shards,
+    deadlines_told,
+    due_shards,
+    filed_up_to,
+    shard_rows,
+)
 from odq_compactor.bulk_files import judged_commits, old_reservations
 from odq_compactor.finished import (
     deadlines_of,
@@ -29,33 +36,41 @@ from odq_compactor.messages import (
 )
 from odq_compactor.options import CompactorOptions
 from odq_compactor.pace import Pace
-from odq_compactor.plan import Ids, Run, expired_runs, past_buckets
+from odq_compactor.plan import Ids, PastBuckets, Run, expired_runs, past_buckets
 from odq_compactor.positions import read_position
 from odq_compactor.queues import BACKLOG_GAP, BUCKETS_AT_ONCE, read_floor
 from odq_compactor.report import RetentionReport
 from odq_encodings import (
     BulkShard,
     BulkShardKey,
+    ClockKey,
+    ClockMark,
     DoneMessages,
     FailedMessages,
+    FailureKey,
     RecordType,
     encode_bulk_expiry_key,
     encode_metadata_log_key,
 )
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.commit_files import Commit, CommitFiles, CommittedShard
-from opendata_queue.errors import StoreAccessError
+from opendata_queue.errors import CorruptStoreError, StoreAccessError
 from opendata_queue.queue_looks import QueueLook
 from opendata_queue.shard_files import ShardFiles
 from opendata_queue.store import DatabaseReader, Objects, StoreSettings
 from opendata_queue.stored_queue import StoredQueue
 from opendata_queue.system import read_root
 
+logger = logging.getLogger(__name__)
+
 _QUEUES: Final = "queues/00000"
 _OWNERS_SHARD: Final = 0
 _EVERYTHING: Final = 1 << 32
 _SEQUENCE: Final = _EVERYTHING - 1
 _NO_REST: Final = Pace(1.0)
+_CLOCK_KEY: Final = ClockKey().encode()
+_ALWAYS_DUE: Final = 1, 0
+"""When the messages of a shard expire, if nobody says so."""
 
 
 async def plan_root(
@@ -72,9 +87,11 @@ async def plan_root(
         raise StoreAccessError(f"there is no root at {url}")
     loop = asyncio.get_running_loop()
     started = loop.time()
-    report = RetentionReport(now_ms=clock.now_ms(), dry_run=True)
     async with AsyncExitStack() as stack:
         queues = await _opened(stack, objects, _QUEUES)
+        # A pass goes by the clock of an owner, which is never behind that of those before it.
+        now = max(clock.now_ms(), await _marked_ms(queues))
+        report = RetentionReport(now_ms=now, dry_run=True)
         look = QueueLook(queues, clock)
         await look.load(*await look.filters())
         survey = _Survey(look, queues, objects, report, options or CompactorOptions())
@@ -83,6 +100,14 @@ async def plan_root(
     report.requests = objects.requests
     report.duration_ms = round((loop.time() - started) * 1000)
     return report
+
+
+async def _marked_ms(queues: DatabaseReader | None) -> int:
+    """The latest time that an owner has seen."""
+    value = None if queues is None else await queues.get(_CLOCK_KEY)
+    if queues is None or value is None:
+        return 0
+    return queues.decode(ClockMark.decode, _CLOCK_KEY, value).now
 
 
 async def _opened(stack: AsyncExitStack, objects: Objects, path: str) -> DatabaseReader | None:
@@ -108,6 +133,10 @@ class _Survey:
         self._objects = objects
         self._report = report
         self._options = options
+        self._forgotten: set[FailureKey] = set()
+        """Failed entries that are past: a pass forgets them before it asks what is finished."""
+        self._past: set[int] = set()
+        """Bulk shards of which all is past."""
 
     async def run(self) -> None:
         for name in self._look.names():
@@ -141,11 +170,14 @@ class _Survey:
             await self._finished_messages(number, shard, self._queues, Ids(expired))
 
     async def _bulk_shards(self, queues: DatabaseReader) -> None:
-        async for bulk in self._bulk_to_look_at(queues):
-            async with AsyncExitStack() as stack:
-                shard = await _opened(stack, self._objects, f"messages/{bulk.shard:05}")
-                if shard is not None:
-                    await self._bulk_shard(bulk, shard)
+        async for bulk, is_past in self._bulk_to_look_at(queues):
+            if is_past:
+                await self._expired_entries(Ids([Run(0, bulk.shard << 32, bulk.next_sequence, 0)]))
+            elif not await self._expired_of_bulk(bulk):
+                continue
+            self._past.add(bulk.shard)
+            self._report.count("expired messages", bulk.messages)
+            await self._whole_shard(bulk.shard, bulk.size_bytes)
         if self._look.names() and await deletes_when_done(queues):
             await self._finished_bulk(queues)
         commits, files = CommitFiles(self._objects), ShardFiles(self._objects)
@@ -157,35 +189,65 @@ class _Survey:
             self._report.count("control files", len(reservations))
             for one in reservations:
                 if not one.committed:
-                    file_bytes = await self._objects.size_bytes(f"messages/{one.shard:05}")
-                    self._report.count("bulk shards", bool(file_bytes))
-                    path = f"blobs/{one.shard:05}"
-                    self._report.blob_bytes += await self._objects.size_bytes(path)
+                    await self._objects_of(one.shard)
 
-    async def _bulk_to_look_at(self, queues: DatabaseReader) -> AsyncIterator[BulkShard]:
-        """Those that are due, and those of which nobody knows yet when they are."""
+    async def _bulk_to_look_at(
+        self, queues: DatabaseReader
+    ) -> AsyncIterator[tuple[BulkShard, bool]]:
+        """Those that are due, and those of which nobody knows yet when they are.
+
+        Also whether all of a shard is known to be past.
+        """
         start = encode_bulk_expiry_key(EARLIEST_MS)
         while due := await due_shards(queues, start, self._report.now_ms):
-            for shard in await shard_rows(queues, [one.number for one in due]):
+            shards = await shard_rows(queues, [one.number for one in due])
+            for one, shard in zip(due, shards, strict=True):
                 if shard is not None:
-                    yield shard
+                    yield shard, one.is_past(self._report.now_ms)
+                else:  # a pass that was killed has left its objects
+                    await self._objects_of(one.shard)
             start = due[-1].key + b"\x00"
-        first = BulkShardKey(number=await filed_up_to(queues)).encode()
-        end = RecordType.BULK_JOB.prefix
-        async for chunk in queues.scan(first, end, limit=self._options.bulk_shards_read):
-            for key, value in chunk:
-                yield queues.decode(BulkShard.decode, key, value)
+        async for shard, (first, last) in self._not_filed(queues):
+            if 0 < first < self._report.now_ms:
+                yield shard, 0 < last < self._report.now_ms
 
-    async def _bulk_shard(self, bulk: BulkShard, shard: DatabaseReader) -> None:
-        """Its rows stay until all of them go."""
+    async def _not_filed(
+        self, queues: DatabaseReader
+    ) -> AsyncIterator[tuple[BulkShard, tuple[int, int]]]:
+        """Shards that a pass would file, and when their first and last messages expire."""
+        commits = CommitFiles(self._objects)
+        job, told = "", dict[int, CommittedShard]()
+        may_read = self._options.bulk_shards_read
+        first = BulkShardKey(number=await filed_up_to(queues)).encode()
+        async for chunk in queues.scan(first, RecordType.BULK_JOB.prefix):
+            for key, value in chunk:
+                shard = queues.decode(BulkShard.decode, key, value)
+                if shard.job != job:
+                    job = shard.job
+                    told = {one.shard: one for one in await committed_shards(commits, job)}
+                deadlines = deadlines_told(shard, told.get(shard.shard))
+                if deadlines is None:
+                    if not may_read:
+                        return
+                    may_read -= 1
+                    deadlines = _ALWAYS_DUE  # its rows say when
+                yield shard, deadlines
+
+    async def _expired_of_bulk(self, bulk: BulkShard) -> bool:
+        """Entries that have expired; whether all has, for rows go with the last one only."""
         gone = 0
-        async for runs in due_runs(shard, self._report.now_ms):
-            gone += sum(run.messages for run in runs)
-            await self._expired_entries(Ids(runs))
+        try:
+            async with AsyncExitStack() as stack:
+                shard = await _opened(stack, self._objects, f"messages/{bulk.shard:05}")
+                if shard is None:
+                    return False
+                async for runs in due_runs(shard, self._report.now_ms):
+                    gone += sum(run.messages for run in runs)
+                    await self._expired_entries(Ids(runs))
+        except CorruptStoreError as error:
+            logger.warning("bulk shard %d can't be looked into: %s", bulk.shard, error)
         # Messages that never expire have no expiry row.
-        if gone >= bulk.messages:
-            self._report.count("expired messages", bulk.messages)
-            await self._whole_shard(bulk.shard, bulk.size_bytes)
+        return gone >= bulk.messages
 
     async def _unregistered(self, commits: list[Commit]) -> None:
         """What a pass would register and route first: nothing of it is in a queue yet."""
@@ -200,27 +262,41 @@ class _Survey:
             return True
         if one.expires_at is not None:
             return 0 < one.expires_at < now
-        async with AsyncExitStack() as stack:
-            shard = await _opened(stack, self._objects, f"messages/{one.shard:05}")
-            return shard is not None and await expired_of(shard, now) >= one.messages
+        return await self._how_many_expired(one.shard) >= one.messages
 
     async def _finished_bulk(self, queues: DatabaseReader) -> None:
-        """Shards that no queue needs, but for those that are all past."""
+        """Shards that no queue needs, but for those that go since they are past."""
         if any(self._look.queue(name).replays for name in self._look.names()):
             return
-        async for one in finished_shards(queues, _NO_REST, now=self._report.now_ms):
-            async with AsyncExitStack() as stack:
-                shard = await _opened(stack, self._objects, f"messages/{one.shard:05}")
-                expired = 0 if shard is None else await expired_of(shard, self._report.now_ms)
-            if expired < one.row.messages:
+        async for one in finished_shards(
+            queues, _NO_REST, now=self._report.now_ms, forgotten=self._forgotten
+        ):
+            if one.shard not in self._past:
+                expired = await self._how_many_expired(one.shard)
                 self._report.count("expired messages", expired)
                 self._report.count("finished messages", one.row.messages - expired)
                 await self._whole_shard(one.shard, one.row.size_bytes)
+
+    async def _how_many_expired(self, bulk_shard: int) -> int:
+        try:
+            async with AsyncExitStack() as stack:
+                shard = await _opened(stack, self._objects, f"messages/{bulk_shard:05}")
+                return 0 if shard is None else await expired_of(shard, self._report.now_ms)
+        except CorruptStoreError as error:
+            logger.warning("bulk shard %d can't be looked into: %s", bulk_shard, error)
+            return 0
 
     async def _whole_shard(self, shard: int, size_bytes: int) -> None:
         self._report.count("bulk shards", 1)
         self._report.row_bytes += size_bytes
         self._report.blob_bytes += await self._objects.size_bytes(f"blobs/{shard:05}")
+
+    async def _objects_of(self, shard: int) -> None:
+        """What is there of a shard that has no row."""
+        file_bytes = await self._objects.size_bytes(f"messages/{shard:05}")
+        blob_bytes = await self._objects.size_bytes(f"blobs/{shard:05}")
+        self._report.count("bulk shards", file_bytes + blob_bytes > 0)
+        self._report.blob_bytes += blob_bytes
 
     async def _expired(self, number: int, shard: DatabaseReader, runs: list[Run]) -> None:
         ids = Ids(runs)
@@ -268,11 +344,17 @@ class _Survey:
         while True:
             lost = await queue.oldest_failed(start, BUCKETS_AT_ONCE)
             past = past_buckets([(number, one.messages) for number, one in lost], since)
-            self._report.count("failed entries", len(past.forgotten), queue.name)
+            self._forget_failures(queue, past)
             if len(lost) < BUCKETS_AT_ONCE or past.oldest_kept is not None:
                 break
             start = lost[-1][0] + 1
-        self._report.count("failed entries", len(past_buckets(failed, since).forgotten), queue.name)
+        self._forget_failures(queue, past_buckets(failed, since))
+
+    def _forget_failures(self, queue: StoredQueue, past: PastBuckets) -> None:
+        self._report.count("failed entries", len(past.forgotten), queue.name)
+        self._forgotten.update(
+            FailureKey(queue_id=queue.queue_id, message_id=one) for one in past.forgotten
+        )
 
     # --- what nobody needs ------------------------------------------------------------------------
 
@@ -298,7 +380,7 @@ class _Survey:
             return
         home = queues if number == _OWNERS_SHARD else shard
         before = await read_finished(home, number)
-        live, behind = await live_ids(queues, number, _NO_REST)
+        live, behind = await live_ids(queues, number, _NO_REST, forgotten=self._forgotten)
         first = 0 if before is None else before.first_sequence
         if first >= behind:
             return

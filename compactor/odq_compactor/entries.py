@@ -8,7 +8,7 @@ from typing import Final
 from odq_compactor.messages import EARLIEST_MS, RUNS_AT_ONCE, delete_attempts, next_runs
 from odq_compactor.options import CompactorOptions
 from odq_compactor.pace import Pace
-from odq_compactor.plan import Ids, Run, batches, expired_runs
+from odq_compactor.plan import Ids, Run, batches, expired_runs, parts
 from odq_compactor.queues import expire_in_backlogs
 from odq_compactor.report import RetentionReport
 from odq_encodings import ExpiredEntries, ExpiredEntriesKey, encode_expiry_key
@@ -88,8 +88,12 @@ class FollowedEntries:
             start = encode_expiry_key(due[-1].deadline, due[-1].first_id) + b"\x00"
 
     async def expire_runs(self, runs: list[Run], report: RetentionReport) -> None:
-        """Take out messages that are known to be past their time, and routed."""
-        for batch in batches(runs, self._options.batch_messages):
+        """Take out messages that are known to be past their time, and routed.
+
+        A bulk writer may have made one run of all that it has.
+        """
+        size = self._options.batch_messages
+        for batch in batches([part for run in runs for part in parts(run, size)], size):
             async with self._pace.work():
                 await self._expire(batch, report)
 
@@ -110,7 +114,7 @@ class FollowedEntries:
 
     async def _expire(self, runs: list[Run], report: RetentionReport) -> None:
         ids = Ids(runs)
-        await expire_in_backlogs(self._stores.queues, ids, report)
+        await expire_in_backlogs(self._stores.queues, ids, report, self._pace)
         if self._options.erase:
             await delete_attempts(self._stores.queues, list(ids))
 

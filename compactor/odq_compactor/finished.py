@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
 from typing import Final
 
 from odq_compactor.messages import EARLIEST_MS, ShardRetention, blobs_between, runs_between
@@ -67,12 +67,16 @@ async def read_finished(database: DatabaseReads, shard: int) -> Finished | None:
 
 
 async def waiting_ids(
-    database: DatabaseReads, pace: Pace, *, now: int = EARLIEST_MS
+    database: DatabaseReads,
+    pace: Pace,
+    *,
+    now: int = EARLIEST_MS,
+    forgotten: Container[FailureKey] = (),
 ) -> AsyncIterator[int]:
     """The messages that wait in queues, are held or have failed, of whatever shards.
 
-    Those that wait and were to expire before ``now`` are left out. There may be millions, so there
-    are rests between.
+    Those that wait and were to expire before ``now`` are left out, and failures that a pass would
+    have ``forgotten`` before it asks. There may be millions, so there are rests between.
     """
     active_rows = _rows(database, RecordType.ACTIVE_MESSAGES, RecordType.DONE_MESSAGES, pace)
     async for key, value in active_rows:
@@ -92,16 +96,20 @@ async def waiting_ids(
         yield database.decode(ScheduleKey.decode, key, key).message_id
     behind = RecordType(RecordType.FAILURE + 1)
     async for key, _ in _rows(database, RecordType.FAILURE, behind, pace):
-        yield database.decode(FailureKey.decode, key, key).message_id
+        failure = database.decode(FailureKey.decode, key, key)
+        if failure not in forgotten:
+            yield failure.message_id
 
 
-async def live_ids(database: DatabaseReads, shard: int, pace: Pace) -> tuple[LiveIds, int]:
+async def live_ids(
+    database: DatabaseReads, shard: int, pace: Pace, *, forgotten: Container[FailureKey] = ()
+) -> tuple[LiveIds, int]:
     """Which messages of a shard a snapshot of the queue store still needs, and up to where.
 
     From there on no queue has seen them all.
     """
     live = LiveIds()
-    async for message_id in waiting_ids(database, pace):
+    async for message_id in waiting_ids(database, pace, forgotten=forgotten):
         if message_id >> 32 == shard:
             live.add(message_id & _SEQUENCE)
     key = CursorKey(shard=shard).encode()
@@ -275,11 +283,19 @@ class FinishedMessages:
                 for message_id, blob_id in chunk
                 if message_id in gone
             ]
+            blob_ids = dict(blobs)
+            # Of a message with a blob, the expiry row goes when the blob is gone: it leads there.
+            plain = {one: deadline for one, deadline in gone.items() if one not in blob_ids}
+            rows = Rows()
+            await self._cut_runs(plain, rows)
             if self._has_new_queue():
                 return False
-            await self._retention.delete_rows(message_ids, [blob_id for _, blob_id in blobs])
+            # Before the rows of their messages, without which nothing would lead to them.
             await self._retention.delete_attempts(message_ids)
-            await self._delete_blobs(blobs, gone, report)
+            if self._has_new_queue():
+                return False
+            await self._retention.delete_rows(message_ids, list(blob_ids.values()), rows)
+            await self._delete_blobs(blobs, {one: gone[one] for one in blob_ids}, report)
             self._deleted += len(gone)
             report.count("finished messages", len(not_expired(gone, report.now_ms)))
         return True
@@ -295,12 +311,16 @@ class FinishedMessages:
         rows = Rows()
         for message_id, _ in blobs:
             rows.delete(MessageBlobKey(message_id=message_id).encode())
+        await self._cut_runs(gone, rows)
+        if len(rows):
+            await self._shard.commit(rows)
+
+    async def _cut_runs(self, gone: Mapping[int, int], rows: Rows) -> None:
+        """Leave messages out of what says when they expire."""
         for run in await self._runs_of(gone):
             rows.delete(encode_expiry_key(run.deadline, run.first_id))
             for left in without(run, gone):
                 put_expiry(rows, left.first_id, left.messages, left.deadline, left.size_bytes)
-        if len(rows):
-            await self._shard.commit(rows)
 
     async def _runs_of(self, gone: Mapping[int, int]) -> list[Run]:
         """The expiry rows of messages: without them, they would be counted again as expired."""

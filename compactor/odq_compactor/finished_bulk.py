@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass
 from typing import Final
 
-from odq_compactor.bulk import BulkRetention
+from odq_compactor.bulk import BulkRetention, is_lost
 from odq_compactor.finished import waiting_ids
 from odq_compactor.messages import due_runs
 from odq_compactor.options import CompactorOptions
 from odq_compactor.pace import Pace
 from odq_compactor.report import RetentionReport
-from odq_encodings import FINISHED, BulkShard, BulkShardKey, RecordType
+from odq_encodings import FINISHED, BulkShard, BulkShardKey, FailureKey, RecordType
 from opendata_queue.engine import OwnedStores
 from opendata_queue.errors import OdqError
 from opendata_queue.shard_files import is_bulk
-from opendata_queue.shard_readers import is_not_there
 from opendata_queue.store import DatabaseReads
 from opendata_queue.stored_queue import StoredQueue
+
+logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 16
 
@@ -36,14 +38,14 @@ class FinishedShard:
 
 
 async def finished_shards(
-    database: DatabaseReads, pace: Pace, *, now: int
+    database: DatabaseReads, pace: Pace, *, now: int, forgotten: Container[FailureKey] = ()
 ) -> AsyncIterator[FinishedShard]:
     """The shards that a snapshot of the queue store needs nothing of, in their order.
 
     Entries that have expired hold nothing back: nobody will get their messages.
     """
     start, end = BulkShardKey(number=0).encode(), RecordType.BULK_JOB.prefix
-    waiting = waiting_ids(database, pace, now=now)
+    waiting = waiting_ids(database, pace, now=now, forgotten=forgotten)
     wanted = {one >> 32 async for one in waiting if is_bulk(one >> 32)}
     async for chunk in database.scan(start, end):
         for key, value in chunk:
@@ -105,6 +107,8 @@ class FinishedBulk:
                 shard, lambda reader: expired_of(reader.database, report.now_ms)
             )
         except OdqError as error:
-            if not is_not_there(error):
+            if not is_lost(error):
                 raise
+            # No queue needs it, so it goes; but nobody can say how much of it had expired.
+            logger.error("bulk shard %d is lost, and finished: %s", shard, error)
             return 0

@@ -201,7 +201,7 @@ class ShardRetention:
         """Each step may be the last one before a crash: the runs themselves go at the end."""
         ids = Ids(runs)
         if self._queues is not None:
-            await expire_in_backlogs(self._queues, ids, report)
+            await expire_in_backlogs(self._queues, ids, report, self._pace)
         blobs = await blobs_of(self._shard.database, ids)
         erased = list(ids) if self._options.erase else [message_id for message_id, _ in blobs]
         await self.delete_rows(erased, [blob_id for _, blob_id in blobs])
@@ -222,11 +222,16 @@ class ShardRetention:
         await self._shard.commit(rows)
         report.count("expired messages", sum(run.messages for run in runs))
 
-    async def delete_rows(self, message_ids: Sequence[int], blob_ids: Sequence[bytes]) -> None:
-        """Payload, metadata and blob reference: a message goes whole or not at all."""
+    async def delete_rows(
+        self, message_ids: Sequence[int], blob_ids: Sequence[bytes], rows: Rows | None = None
+    ) -> None:
+        """Payload, metadata and blob reference: a message goes whole or not at all.
+
+        In one batch with other ``rows`` that must not outlive them.
+        """
         if not message_ids:
             return
-        rows = Rows()
+        rows = Rows() if rows is None else rows
         for message_id in message_ids:
             rows.delete(encode_payload_key(message_id))
             rows.delete(encode_metadata_log_key(message_id & _SEQUENCE))

@@ -52,12 +52,16 @@ class Passes(ABC):
             started, requests = loop.time(), self._requests()
             report = RetentionReport(now_ms=self._now_ms())
             rarely = thorough or self._rarely_is_due(report.now_ms)
-            await self._pass(report, rarely=rarely, thorough=thorough)
+            whole = False
+            try:
+                await self._pass(report, rarely=rarely, thorough=thorough)
+                whole = True
+            finally:  # what one that fails has removed is gone, too
+                report.duration_ms = round((loop.time() - started) * 1000)
+                report.requests = self._requests() - requests
+                self.totals.add(report, whole=whole)
             if rarely:
                 self._swept_at = report.now_ms
-            report.duration_ms = round((loop.time() - started) * 1000)
-            report.requests = self._requests() - requests
-            self.totals.add(report)
             return report
 
     def _rarely_is_due(self, now: int) -> bool:

@@ -67,6 +67,14 @@ def without(run: Run, gone: Container[int]) -> list[Run]:
     ]
 
 
+def parts(run: Run, messages: int) -> list[Run]:
+    """A run in parts of so many messages at most, for those who care for its ids alone."""
+    return [
+        run._replace(first_id=first, messages=min(messages, run.last_id + 1 - first), size_bytes=0)
+        for first in range(run.first_id, run.last_id + 1, messages)
+    ]
+
+
 def batches(runs: Sequence[Run], messages: int) -> list[list[Run]]:
     """Runs in batches of so many messages, or of one run that has more."""
     found: list[list[Run]] = []

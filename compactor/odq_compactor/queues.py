@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,8 @@ QUEUES_AT_ONCE: Final = 100
 _NO_FLOOR: Final = RetentionFloor(done_bucket=0, failed_bucket=0)
 # Rows of a backlog this close together are read with one scan.
 BACKLOG_GAP: Final = 64
+SPANS_AT_ONCE: Final = 100
+"""After so many scans of a backlog there is a rest."""
 
 
 async def read_floor(database: DatabaseReads, queue_id: bytes) -> RetentionFloor:
@@ -32,24 +35,36 @@ async def read_floor(database: DatabaseReads, queue_id: bytes) -> RetentionFloor
     return _NO_FLOOR if value is None else database.decode(RetentionFloor.decode, key, value)
 
 
-async def expire_in_backlogs(queues: QueueStore, ids: Ids, report: RetentionReport) -> None:
-    """Drop expired messages from the backlogs that they are in; idle queues cost nothing."""
+async def expire_in_backlogs(
+    queues: QueueStore, ids: Ids, report: RetentionReport, pace: Pace
+) -> None:
+    """Drop expired messages from the backlogs that they are in; idle queues cost nothing.
+
+    Thousands of queues may have backlogs, and ids may lie far apart: there are rests in between.
+    """
     changed = False
+    spans = ids.spans(BACKLOG_GAP)
     for queue in queues.queues():
         if queue.state.backlog.total:
-            try:
-                changed |= await _expire_in_backlog(queues, queue, ids, report)
-            except QueueNotFoundError:  # deleted meanwhile
-                continue
+            for start in range(0, len(spans), SPANS_AT_ONCE):
+                some = spans[start : start + SPANS_AT_ONCE]
+                try:
+                    async with pace.work():
+                        changed |= await _expire_in_backlog(queues, queue, some, report)
+                except QueueNotFoundError:  # deleted meanwhile
+                    break
     if changed:  # durable before whatever told us of them is gone
         await queues.all_durable()
 
 
 async def _expire_in_backlog(
-    queues: QueueStore, queue: StoredQueue, ids: Ids, report: RetentionReport
+    queues: QueueStore,
+    queue: StoredQueue,
+    spans: Sequence[tuple[int, int]],
+    report: RetentionReport,
 ) -> bool:
     changed = False
-    for first, last in ids.spans(BACKLOG_GAP):
+    for first, last in spans:
         if not any(start <= last for _, start, _ in queue.state.backlog.ranges()):
             continue
         async with queue.reading:

@@ -128,14 +128,16 @@ class RetentionTotals:
     seconds: float = 0
     last_pass_at_ms: int | None = None
 
-    def add(self, report: RetentionReport) -> None:
+    def add(self, report: RetentionReport, *, whole: bool = True) -> None:
+        """One pass; not ``whole`` if it did not come to its end."""
         self.removed.update(report.removed)
         self.blob_bytes += report.blob_bytes
         self.row_bytes += report.row_bytes
         self.requests += report.requests
-        self.passes += 1
         self.seconds += report.duration_ms / 1000
-        self.last_pass_at_ms = report.now_ms
+        if whole:
+            self.passes += 1
+            self.last_pass_at_ms = report.now_ms
 
     def figures(self) -> Iterator[Figure]:
         """For Prometheus. Queues are not told apart: there may be thousands."""

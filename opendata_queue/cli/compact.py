@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Final
 
 import typer
@@ -31,11 +34,17 @@ from opendata_queue.cli.common import (
     time_text,
     url_of,
 )
-from opendata_queue.errors import InvalidInputError, OdqError
+from opendata_queue.errors import InvalidInputError, OdqError, OwnedError, StoreUnavailableError
 
 Once = Callable[[], Awaitable[RetentionReport]]
+Show = Callable[[RetentionReport], None]
 
 _BYTES: Final = ("bytes", "kB", "MB", "GB", "TB")
+_NOTHING: Final = "nothing is past its time"
+_NO_ROWS: Final = "no rows were removed; files that were replaced leave the store in 15 minutes"
+_OWNER_DOES_IT: Final = (
+    "it removes what is past its time by itself; odq compact --space-only works beside it"
+)
 
 
 def compact(
@@ -108,7 +117,11 @@ def compact(
             return await free_space_beside(target)
         if dry_run:
             return await plan_root(target, options=options)
-        return await compact_root(target, options=options, delete_when_done=delete_when_done)
+        try:
+            return await compact_root(target, options=options, delete_when_done=delete_when_done)
+        except OwnedError as error:
+            error.add_note(_OWNER_DOES_IT)
+            raise
 
     if space_only and (dry_run or erase or rewrite or delete_when_done is not None):
         raise InvalidInputError("--space-only removes nothing: leave out the other options")
@@ -116,28 +129,37 @@ def compact(
         raise InvalidInputError("--dry-run touches nothing: leave out --delete-when-done")
     if dry_run and rewrite:
         raise InvalidInputError("--dry-run touches nothing: leave out --rewrite")
+    show = partial(_show, as_json=as_json, found_nothing=_NO_ROWS if space_only else _NOTHING)
     if pause_ms is None:
-        _show(run(once()), as_json)
+        show(run(once()))
         return
-    run(_for_ever(once, pause_ms, as_json))
+    with suppress(asyncio.CancelledError):
+        run(_for_ever(target, once, pause_ms, partial(show, line=True)))
 
 
-async def _for_ever(once: Once, pause_ms: int, as_json: bool) -> None:
-    """Pass after pass. A root that is served just then is tried again."""
+async def _for_ever(target: str, once: Once, pause_ms: int, show: Show) -> None:
+    """Pass after pass, until SIGTERM. A root that is served just then is tried again."""
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    with suppress(StoreUnavailableError):  # that may pass, and what else is wrong now does not
+        await check_root(target)
     while True:
         try:
-            _show(await once(), as_json, line=True)
+            show(await once())
         except OdqError as error:
-            complain(str(error))
+            complain(f"{error}; the next try is in {duration_text(pause_ms)}")
         await asyncio.sleep(pause_ms / 1000)
 
 
-def _show(report: RetentionReport, as_json: bool, *, line: bool = False) -> None:
+def _show(
+    report: RetentionReport, *, as_json: bool, found_nothing: str, line: bool = False
+) -> None:
     if as_json:
         print_json(report.as_json(), line=line)
         return
     if report.is_empty:
-        typer.echo("nothing is past its time")
+        typer.echo(found_nothing)
     else:
         title = "would be removed" if report.dry_run else "removed"
         print_table((title, "queue", "count", "because"), report.rows())
@@ -150,8 +172,9 @@ def _fields(report: RetentionReport) -> list[tuple[str, object]]:
         fields += [
             ("bytes before", _size(report.bytes_before or 0)),
             ("bytes after", _size(report.bytes_after or 0)),
-            ("bytes freed", _size(report.bytes_freed)),
         ]
+        if report.bytes_freed >= 0:  # files that were replaced may be there beside the new ones
+            fields.append(("bytes freed", _size(report.bytes_freed)))
     elif report.bytes_before is not None:
         fields.append(("bytes", _size(report.bytes_before)))
     if report.row_bytes:
@@ -160,6 +183,8 @@ def _fields(report: RetentionReport) -> list[tuple[str, object]]:
         fields.append(("freed in an hour", _size(report.aging_bytes)))
     if report.blob_bytes:
         fields.append(("blobs", _size(report.blob_bytes)))
+    if report.rewritten:
+        fields.append(("rewritten", ", ".join(report.rewritten)))
     took = duration_text(report.duration_ms)
     return [*fields, ("took", took), ("requests", report.requests)]
 

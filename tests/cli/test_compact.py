@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -69,9 +70,10 @@ def test_a_dry_run_shows_the_plan_and_touches_nothing_and_a_pass_does_it(odq: Od
 def test_a_table_says_what_was_removed_and_why(odq: Odq) -> None:
     fill(odq)
 
-    shown = odq("compact")
+    shown = odq("compact", "--rewrite")
 
     assert "expired messages" in shown
+    assert f"rewritten             {odq.url}/queues/00000, {odq.url}/messages/00000" in shown
     assert "done at + the queue's done retention is over" in shown
     assert "bytes freed" in shown
     assert "nothing is past its time" in odq("compact", "--dry-run")
@@ -96,6 +98,7 @@ def test_a_root_that_is_served_is_refused_and_says_by_whom(odq: Odq) -> None:
     with opendata_queue.open(odq.url, name="the broker"):
         complaint = odq("compact", code=1)
         assert "the broker" in complaint
+        assert "by itself; odq compact --space-only works beside it" in complaint
         assert odq.json("compact", "--dry-run")["removed"] == []
 
 
@@ -106,6 +109,44 @@ def test_what_makes_no_sense_is_refused(odq: Odq, tmp_path: Path) -> None:
     assert "touches nothing" in odq("compact", "--dry-run", "--delete-when-done", code=2)
     assert "leave out --rewrite" in odq("compact", "--dry-run", "--rewrite", code=2)
     assert "odq init" in odq("compact", f"file://{tmp_path}/none", code=1)
+
+
+def test_a_daemon_does_not_wait_for_a_root_that_can_not_be_one(odq: Odq, tmp_path: Path) -> None:
+    assert "is not a root URL" in odq("compact", "ftp://x", "--every", "1h", code=1)
+    assert "odq init" in odq("compact", f"file://{tmp_path}/none", "--every", "1h", code=1)
+
+
+def test_a_daemon_passes_again_and_again_and_gives_up_the_root_when_it_is_told_to_end(
+    odq: Odq,
+) -> None:
+    fill(odq)
+    with opendata_queue.open(odq.url, name="the broker"):
+        daemon = daemon_of(odq.url)
+        try:
+            assert daemon.stderr is not None
+            complaint = daemon.stderr.readline()
+        finally:
+            daemon.kill()
+            daemon.communicate()
+    assert "the broker" in complaint
+    assert complaint.endswith("the next try is in 10ms\n")
+
+    daemon = daemon_of(odq.url)
+    assert daemon.stdout is not None
+    reports = [json.loads(daemon.stdout.readline()) for _ in range(2)]
+    daemon.send_signal(signal.SIGTERM)
+    _, complaint = daemon.communicate()
+
+    assert [bool(one["removed"]) for one in reports] == [True, False]
+    assert (daemon.returncode, complaint) == (0, "")
+    with odq.system() as system:  # it is nobody's
+        assert system.stats("q").available == 10
+
+
+def daemon_of(url: str) -> subprocess.Popen[str]:
+    command = [str(Path(sys.executable).with_name("odq")), "compact", url, "--every", "10ms"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*command, "--json"], stdout=pipe, stderr=pipe, text=True)
 
 
 def test_files_are_rewritten_when_that_frees_much_or_when_it_is_told_to(odq: Odq) -> None:
@@ -143,6 +184,8 @@ def test_space_is_freed_by_another_process_beside_an_owner_who_goes_on(odq: Odq)
         assert [one for one in report["rewritten"] if one.endswith("messages/00000")]
         assert report["removed"] == []
         assert None not in system.read_many(ids)
+        shown = odq("compact", "--space-only")
+        assert "no rows were removed; files that were replaced leave the store in" in shown
         claimed = system.claim("q", 500)
         system.ack("q", *(one.receipt for one in claimed))
         system.publish(b"after")

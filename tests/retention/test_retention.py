@@ -28,6 +28,7 @@ from opendata_queue import (
     NewMessage,
     PublishOptions,
     QueueOptions,
+    StoreUnavailableError,
 )
 from opendata_queue.store import Objects
 from opendata_queue.testing import ManualClock
@@ -556,6 +557,34 @@ async def test_a_blob_that_goes_while_it_is_read_is_gone_and_not_lost(
         await system.close()
 
 
+async def test_what_a_pass_has_removed_before_it_failed_is_in_the_figures(
+    engine: Engine,
+    clock: ManualClock,
+    compactor: RetentionCompactor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await engine.create_queue("q")
+    await engine.publish_many([short()] * 3)
+    clock.advance_ms(MINUTE_MS + 1)
+
+    async def refuse(*_: object) -> None:
+        raise StoreUnavailableError("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardRetention, "collect_orphans", refuse)
+        with pytest.raises(StoreUnavailableError):
+            await compactor.run_once()
+    assert compactor.totals.passes == 0
+    assert compactor.totals.last_pass_at_ms is None
+    await compactor.run_once()
+
+    assert compactor.totals.passes == 1
+    assert compactor.totals.removed == {
+        ("expired messages", None): 3,
+        ("expired entries", "q"): 3,
+    }
+
+
 async def test_a_blob_that_is_lost_is_said_to_be(engine: Engine) -> None:
     (one,) = await engine.publish_many([NewMessage(LARGE)])
     engine.stores.shards[0].recent.forget([one])
@@ -610,6 +639,27 @@ async def test_a_system_may_delete_what_all_queues_have_finished_with(
     assert (await compactor.run_once(thorough=True)).total("finished messages") == 1
     assert not await message_rows(engine)
     assert (await queue_rows(engine))["attempts"] == 0
+
+
+async def test_what_only_a_failed_entry_held_back_goes_in_the_pass_that_forgets_the_entry(
+    engine: Engine, clock: ManualClock, compactor: RetentionCompactor
+) -> None:
+    await set_delete_when_done(engine.stores.queues, True)
+    options = QueueOptions(max_attempts=1, bucket=2, failed_retention_seconds=60)
+    await engine.create_queue("q", options=options)
+    await engine.publish_many([NewMessage(b"x")] * 5)
+    for one in await engine.claim("q", 5):
+        await engine.nack("q", one.receipt)
+    assert (await compactor.run_once(thorough=True)).is_empty
+    clock.advance_ms(MINUTE_MS + 1)
+    url = str(engine.stores.objects.location)
+    planned = await plan_root(url, options=QUICK, clock=clock)
+
+    report = await compactor.run_once(thorough=True)
+
+    assert report.removed == {("failed entries", "q"): 5, ("finished messages", None): 5}
+    assert planned.removed == report.removed
+    assert (await compactor.run_once(thorough=True)).is_empty
 
 
 @pytest.mark.parametrize("options", [QUICK, ERASING])

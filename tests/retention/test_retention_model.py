@@ -17,6 +17,7 @@ from odq_compactor import (
     set_delete_when_done,
 )
 from odq_encodings import (
+    AttemptsKey,
     Expiry,
     ExpiryKey,
     MetadataLogKey,
@@ -121,7 +122,16 @@ class Model:
     when_done: bool = False
     finished: set[int] = field(default_factory=set)
     """What was deleted since all queues were done with it."""
+    cut_off: set[int] = field(default_factory=set)
+    """Finished messages with blobs, in passes that were cut off: what says when they expire may be
+    there until then."""
     large: set[int] = field(default_factory=set)
+    even: set[int] = field(default_factory=set)
+    open: dict[str, set[int]] = field(default_factory=dict)
+    """What each queue was given, and is not done with."""
+    failed_at: dict[str, dict[int, int]] = field(
+        default_factory=lambda: {name: {} for name in NAMES}
+    )
     done: dict[str, list[tuple[int, int]]] = field(
         default_factory=lambda: {name: [] for name in NAMES}
     )
@@ -132,6 +142,17 @@ class Model:
     def alive(self, now: int) -> set[int]:
         alive = {one for one, deadline in self.deadlines.items() if not 0 < deadline < now}
         return alive - self.finished
+
+    def wanted_by(self, name: str, ids: set[int]) -> set[int]:
+        """Those that satisfy the filter of a queue."""
+        return {"all": ids, "even": ids & self.even, "odd": ids - self.even}[name]
+
+    def needed(self, now: int) -> set[int]:
+        """What a queue is not done with; a failed entry past its time holds nothing back."""
+        since = now - FAILED_RETENTION_S * 1_000
+        for name, entries in self.open.items():
+            entries -= {one for one, at in self.failed_at[name].items() if at < since}
+        return set().union(*self.open.values())
 
     def still_done(self, name: str, now: int) -> list[int]:
         since = now - DONE_RETENTION_S * 1_000
@@ -176,7 +197,26 @@ class Interrupted:
     steps=[Publish([1, 5, 1], True, 0), Advance(1_000), Pass(None, True), Advance(1), Pass(2, True)]
 )
 @example(steps=[DeleteWhenDone(True), DeleteQueue("all"), Publish([0, 0], True, 0), Pass(1, False)])
+@example(
+    steps=[
+        DeleteWhenDone(True),
+        DeleteQueue("even"),
+        Publish([0, 5, 5], False, 0),
+        *[Claim("all", 3), *3 * [Settle("all", True)]],
+        Pass(0, False),
+    ]
+)
 @example(steps=[Publish([5], False, 20_000), Advance(5_000), Advance(1), Pass(None, False)])
+@example(
+    steps=[
+        DeleteWhenDone(True),
+        DeleteQueue("even"),
+        Publish([0, 0, 0, 0], True, 0),
+        *2 * [Claim("all", 4), *4 * [Settle("all", False)], Advance(500)],
+        Advance(12_000),
+        Pass(None, True),
+    ]
+)
 def test_nothing_is_removed_before_its_time_and_everything_after_one_full_pass(
     steps: list[Any],
 ) -> None:
@@ -191,7 +231,7 @@ async def _live_through(steps: list[Any]) -> None:
     options = PublishOptions(inline_bytes=INLINE_BYTES)
     async with await Engine.open(url, clock=clock, options=options) as engine:
         for name in ("all", "even"):
-            await engine.create_queue(name, filter=FILTERS[name], options=OPTIONS)
+            await _take(MakeQueue(name, "now"), engine, clock, model, None)
         compactor = RetentionCompactor(engine, COMPACTOR)
         for step in [*steps, Advance(1_000), Pass(None, True)]:
             await _take(step, engine, clock, model, compactor)
@@ -200,16 +240,23 @@ async def _live_through(steps: list[Any]) -> None:
 
 
 async def _take(
-    step: Any, engine: Engine, clock: ManualClock, model: Model, compactor: RetentionCompactor
+    step: Any,
+    engine: Engine,
+    clock: ManualClock,
+    model: Model,
+    compactor: RetentionCompactor | None,
 ) -> None:
     match step:
         case Publish(retentions, large, delay_ms):
             await _publish(engine, clock, model, retentions, large, delay_ms)
         case MakeQueue(name, start) if name not in await engine.list_queues():
             await engine.create_queue(name, filter=FILTERS[name], options=OPTIONS, start=start)
+            past = model.alive(clock.now_ms()) if start == "beginning" else set()
+            model.open[name] = model.wanted_by(name, past)
         case DeleteQueue(name) if name in await engine.list_queues():
             await engine.delete_queue(name)
-            model.done[name], model.receipts[name] = [], []
+            model.done[name], model.receipts[name], model.failed_at[name] = [], [], {}
+            del model.open[name]
         case DeleteWhenDone(wanted):
             model.when_done = wanted
             await set_delete_when_done(engine.stores.queues, wanted)
@@ -226,6 +273,7 @@ async def _take(
                 call = engine.ack if ack else engine.nack
                 if (await call(name, receipt)) == ["ok"] and ack:
                     model.done[name].append((message_id, clock.now_ms()))
+                    model.open[name].discard(message_id)
         case Advance(milliseconds):
             clock.advance_ms(milliseconds)
             await engine.stores.queues.sweeper.caught_up()
@@ -233,9 +281,11 @@ async def _take(
             await engine.all_is_routed()
             await engine._replay.finished()
             await engine.stores.queues.sweeper.caught_up()
-            if model.when_done and await engine.list_queues():
+            now = clock.now_ms()
+            if model.when_done and model.open:
                 # From here on any of it may go, and after a pass that is not cut off, all of it.
-                model.finished |= model.alive(clock.now_ms()) - await _needed(engine)
+                model.finished |= model.alive(now) - model.needed(now)
+            assert compactor is not None
             if fails_at is not None:
                 with pytest.MonkeyPatch.context() as patch:
                     interrupted = Interrupted(engine, step, patch)
@@ -245,19 +295,12 @@ async def _take(
                         # Blobs are deleted some at a time: others may follow the one that failed.
                         assert interrupted.left is not None
                         assert interrupted.left < 0
+                        model.cut_off |= model.finished & model.large
                 await _nothing_is_gone_too_early(engine, clock, model)
+                await _no_entry_is_gone_too_early(engine, clock, model)
                 compactor = RetentionCompactor(engine, COMPACTOR)  # it has forgotten everything
             await _pass(engine, clock, model, compactor)
-
-
-async def _needed(engine: Engine) -> set[int]:
-    """What a queue is not done with."""
-    needed: set[int] = set()
-    for name in await engine.list_queues():
-        for state in ("available", "delayed", "in_flight", "failed"):
-            page = await engine.browse(name, state, limit=1_000)
-            needed.update(entry.message_id for entry in page.entries)
-    return needed
+            await _no_entry_is_gone_too_early(engine, clock, model)
 
 
 async def _publish(
@@ -284,6 +327,9 @@ async def _publish(
         model.deadlines[one] = clock.now_ms() + seconds * 1_000 if seconds else 0
     if large:
         model.large.update(ids)
+    model.even.update(ids[1::2])
+    for name, entries in model.open.items():
+        entries |= model.wanted_by(name, set(ids))
 
 
 async def _pass(
@@ -307,7 +353,8 @@ async def _pass(
         elif isinstance(key, ExpiryKey) and isinstance(value, Expiry):
             expiring.update(range(key.message_id, key.message_id + value.messages))
     assert payloads == log == alive
-    assert expiring == {one for one in alive if model.deadlines[one]}
+    to_come = {one for one in alive if model.deadlines[one]}
+    assert to_come <= expiring <= to_come | model.cut_off
     assert len(await blobs(engine)) == len(alive & model.large)
     rows = await queue_rows(engine)
     names = await engine.list_queues()
@@ -320,6 +367,12 @@ async def _pass(
             page = await engine.browse(name, state, limit=1_000)
             assert all(entry.message_id in alive for entry in page.entries)
             assert getattr(stats, state) == len(page.entries)
+    tried = {
+        key.message_id
+        for _, key, _ in await decoded(engine.stores.queues.database)
+        if isinstance(key, AttemptsKey)
+    }
+    assert tried <= alive
     assert rows["failure"] == sum([(await engine.stats(name)).failed for name in names])
     again = await compactor.run_once(thorough=True)
     assert again.is_empty, again.removed
@@ -340,5 +393,20 @@ async def _nothing_is_gone_too_early(engine: Engine, clock: ManualClock, model: 
         page = await engine.browse(name, "done", limit=1_000)
         assert sorted(one.message_id for one in page.entries) == model.still_done(name, now)
         failed = await engine.browse(name, "failed", limit=1_000)
+        model.failed_at[name] |= {one.message_id: one.finished_at_ms or 0 for one in failed.entries}
         since = now - FAILED_RETENTION_S * 1_000
         assert all((one.finished_at_ms or 0) >= since for one in failed.entries)
+
+
+async def _no_entry_is_gone_too_early(engine: Engine, clock: ManualClock, model: Model) -> None:
+    """What a queue was given and is not done with is in it, once."""
+    now = clock.now_ms()
+    alive = model.alive(now)
+    model.needed(now)
+    for name, wanted in model.open.items():
+        entries: list[int] = []
+        for state in ("available", "delayed", "in_flight", "failed"):
+            page = await engine.browse(name, state, limit=1_000)
+            entries += [one.message_id for one in page.entries]
+        assert len(entries) == len(set(entries))
+        assert wanted & alive <= set(entries) <= wanted

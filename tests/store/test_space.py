@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import slatedb.uniffi as slatedb
 
-from opendata_queue import FencedError, StoreSettings
+from opendata_queue import FencedError, InvalidInputError, StoreSettings
 from opendata_queue.store import Database, Objects, Rows
 from tests.conftest import NewRoot
 
@@ -47,6 +48,33 @@ async def test_a_compaction_frees_what_was_deleted_or_is_past_its_time(root: str
     left = [key async for chunk in again.scan(b"0", b"9") for key, _ in chunk]
     assert left == [b"%02d" % number for number in range(2, 60, 3)]
     await again.close()
+
+
+async def test_a_clock_that_was_set_back_puts_a_compaction_off_and_is_no_error(
+    new_memory_root: NewRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What SlateDB says then; nobody can set the clock of the machine for a test.
+    behind = "Invalid error: invalid clock tick, must be monotonic. last_tick=`2`, next_tick=`1`"
+    said = [slatedb.Error.Invalid(behind), slatedb.Error.Invalid("Invalid error: no such source")]
+    submit = slatedb.Admin.submit_compaction
+
+    async def refused(self: slatedb.Admin, spec: slatedb.CompactionSpec) -> slatedb.Compaction:
+        if said:
+            raise said.pop(0)
+        return await submit(self, spec)
+
+    monkeypatch.setattr(slatedb.Admin, "submit_compaction", refused)
+    database = await Database.open(Objects.open(new_memory_root(), SETTINGS), "db")
+    rows = Rows()
+    rows.put(b"key", b"value")
+    await database.commit(rows)
+    await database.flush_to_files()
+
+    assert not await database.compact()
+    with pytest.raises(InvalidInputError, match="no such source"):
+        await database.compact()
+    assert await database.compact()
+    await database.close()
 
 
 async def test_a_compaction_makes_no_file_larger_than_the_rows_kept_in_memory(
