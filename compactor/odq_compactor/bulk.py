@@ -364,6 +364,8 @@ class BulkRetention:
             if one.deadline == _ALWAYS_PAST:  # the attempts of others go by themselves
                 await forget_attempts(self._stores.queues, one.shard << 32, 1 << 32, self._options)
         objects, committer = self._stores.objects, self._stores.queues.committer
+        # Whoever begins to read from now on must not be led to them any more.
+        await self._stores.queues.database.show_others()
         async with self._pace.work():
             removed = await asyncio.gather(*(remove_objects(objects, one.shard) for one in going))
             await committer.room()
