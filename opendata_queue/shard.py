@@ -208,16 +208,18 @@ class MessageShard:
             if one.__class__ is not int or not 0 <= one <= MAX_MESSAGE_ID:
                 check_integer("message_id", one, 0, MAX_MESSAGE_ID)
         found = self.recent.get_many(ids)
-        missing = [one for one, message in found.items() if message is None]
-        if missing:
-            found |= await self.ahead.take(missing)
-            found |= await self._stored.read([one for one in missing if found[one] is None])
+        if not all(found):
+            together = zip(ids, found, strict=True)
+            missing = list(dict.fromkeys(one for one, message in together if message is None))
+            read = await self.ahead.take(missing)
+            read |= await self._stored.read([one for one in missing if one not in read])
+            found = [message or read.get(one) for one, message in zip(ids, found, strict=True)]
         now_ms = self.clock.now_ms()
         return [
             message
             if message is None or not message.retention_seconds
             else unless_expired(message, now_ms)
-            for message in map(found.__getitem__, ids)
+            for message in found
         ]
 
     def expect(self, message_ids: Iterable[int]) -> None:

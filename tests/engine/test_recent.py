@@ -40,8 +40,8 @@ def test_several_are_found_like_each_alone(
 
     found = recent.get_many(asked)
 
-    assert found == {one: recent.get(one) for one in asked}
-    for one, message in found.items():
+    assert found == [recent.get(one) for one in asked]
+    for one, message in zip(asked, found, strict=True):
         if message is not None:
             assert one not in forgotten
             assert (message.message_id, message.payload) == (one, b"%d" % one)
