@@ -43,6 +43,9 @@ MAX_PAYLOAD_BYTES: Final = 512 * 1024 * 1024
 MAX_MESSAGE_ID: Final = (1 << 63) - 1
 MAX_RETENTION_SECONDS: Final = (1 << 32) - 1
 
+_FEWEST_BY_COLUMN: Final = 6
+"""A single message takes 12 µs by column, and 4 alone; with six it is the same."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishOptions:
@@ -335,7 +338,9 @@ class MessageShard:
 
     def _plain(self, messages: Sequence[NewMessage]) -> MessageBatch | None:
         """A batch that nothing is to be said about; all others go the long way."""
-        if messages.__class__ is not list or not 0 < len(messages) <= MAX_MESSAGES_AT_ONCE:
+        if messages.__class__ is not list:
+            return None
+        if not _FEWEST_BY_COLUMN <= len(messages) <= MAX_MESSAGES_AT_ONCE:
             return None
         inline_bytes = min(self._options.inline_bytes, MAX_INLINE_PAYLOAD_BYTES)
         batch = MessageBatch.of_plain(messages, inline_bytes)

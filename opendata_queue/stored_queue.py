@@ -291,6 +291,9 @@ class StoredQueue:
         self._schedule_overlay.prune(durable)
 
     def put_backlog(self, messages: Sequence[Waiting]) -> None:
+        if len(messages) == 1:  # a fifth of the time
+            self._put_one(messages[0])
+            return
         # All in a few calls: for each of them it took three times as long.
         priorities, ids, visible_at, deadlines, attempts = zip(*messages, strict=True)
         suffixes = map(_pack_backlog_suffix, priorities, ids)
@@ -301,6 +304,12 @@ class StoredQueue:
         places = zip(priorities, ids, strict=True)
         changes = zip(places, messages, strict=True)
         self._backlog_overlay.note_all(changes, self._committer.batch)
+
+    def _put_one(self, message: Waiting) -> None:
+        key = self._backlog_prefix + _pack_backlog_suffix(message.priority, message.message_id)
+        value = _pack_backlog(message.visible_at, message.retention_deadline, message.attempts)
+        self._committer.rows.put(key, value)
+        self._backlog_overlay.note(message[:2], message, self._committer.batch)
 
     def delete_backlog(self, messages: Sequence[Waiting]) -> None:
         if not messages:
