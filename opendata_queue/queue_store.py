@@ -86,7 +86,9 @@ class HighWaterClock:
         self._mark_ms = mark_ms
 
     def now_ms(self) -> int:
-        self._mark_ms = max(self._mark_ms, self.machine.now_ms())
+        now_ms = self.machine.now_ms()
+        if now_ms > self._mark_ms:
+            self._mark_ms = now_ms
         return self._mark_ms
 
     async def wait_until(self, time_ms: int) -> None:

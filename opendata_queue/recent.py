@@ -277,27 +277,24 @@ class RecentMessages:
         found = self._find(message_id)
         return None if found is None else self._message(message_id, *found)
 
-    def get_many(self, message_ids: Sequence[int]) -> dict[int, MessageFields | None]:
+    def get_many(self, message_ids: Sequence[int]) -> list[MessageFields | None]:
         """The same for several, in their order. Those of one batch are found with one search."""
-        messages: dict[int, MessageFields | None] = {}
+        messages: list[MessageFields | None] = []
         place = 0
         while place < len(message_ids):
             one = message_ids[place]
             found = self._find(one)
+            behind = place + 1
             if found is None:
-                messages[one] = None
-                place += 1
-                continue
-            batch, first = found
-            if batch.unusual:
-                messages[one] = self._message(one, batch, first)
-                place += 1
-                continue
-            behind, end = place + 1, min(len(message_ids), place + len(batch.payloads) - first)
-            while behind < end and message_ids[behind] == one + behind - place:
-                behind += 1
-            ids = message_ids[place:behind]
-            messages.update(zip(ids, _usual_messages(ids, batch, first), strict=True))
+                messages.append(None)
+            elif found[0].unusual:
+                messages.append(self._message(one, *found))
+            else:
+                batch, first = found
+                end = min(len(message_ids), place + len(batch.payloads) - first)
+                while behind < end and message_ids[behind] == one + behind - place:
+                    behind += 1
+                messages += _usual_messages(message_ids[place:behind], batch, first)
             place = behind
         return messages
 

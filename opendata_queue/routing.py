@@ -109,7 +109,7 @@ class Router:
             if sequence < self.next_sequence:
                 continue  # scanned and handed over
             self.next_sequence = sequence + 1
-            if its_headers is not headers or not alike:
+            if not alike or (its_headers is not headers and its_headers != headers):
                 headers = its_headers
                 places = self._places(message, routed)
             count += len(places)

