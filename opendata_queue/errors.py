@@ -30,7 +30,7 @@ class StoreUnavailableError(OdqError):
 class FencedError(OdqError):
     """Another process has taken this root over: stop using this one, reopen if it should be yours.
 
-    All that was acknowledged before is safe in the store.
+    All that was acknowledged before is safe in the store. What was under way may be there or not.
     """
 
 

@@ -344,7 +344,7 @@ def _deliver(
 
 # --- tier: compiled -------------------------------------------------------------------------------
 
-NATIVE_ABI = 5
+NATIVE_ABI = 6
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 NATIVE_LIBRARY = Path(__file__).parent / "native" / f"_batch_writer{_SUFFIX}"
 

@@ -406,7 +406,7 @@ class Database(DatabaseReads):
             doing = f"close {self.name}"
             try:
                 with translated(doing):
-                    await in_time(self._shut_down(), self._outage_timeout_ms, doing)
+                    await self._shut_down()
                     await asyncio.to_thread(self._upkeep.sync_tree)
             except (FencedError, ClosedError) as error:
                 logger.info("%s", error)
@@ -416,16 +416,17 @@ class Database(DatabaseReads):
                 self._wal_sync.close()
 
     async def _shut_down(self) -> None:
+        doing, timeout_ms = f"close {self.name}", self._outage_timeout_ms
         try:
             if self._journaled is not None:
-                await self._journaled.close()
+                await in_time(self._journaled.close(), timeout_ms, doing)
         finally:
-            await self._db.shutdown()
+            await in_time(self._db.shutdown(), timeout_ms, doing)
 
     async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
         """Read what is durable by now, though SlateDB may not have been given it yet."""
         if self._journaled is not None:
-            await self._journaled.settled()
+            return await self._journaled.read(read)
         return await read()
 
     async def _start(self, *, journaled: bool) -> None:
@@ -447,16 +448,16 @@ class Database(DatabaseReads):
             left = await asyncio.to_thread(LeftJournals, folder)
             if not left and not wanted:
                 return
-            journal = await asyncio.to_thread(partial(left.take_over, sync=sync))
+            journal = await asyncio.to_thread(partial(left.take_over, sync=sync, name=self.name))
             try:
                 await bring_in(self._db, left, self._wal_sync, self.name)
                 await asyncio.to_thread(partial(left.remove, sync=sync))
+                if not wanted:
+                    await asyncio.to_thread(journal.empty)
+                    return
             except BaseException:
-                journal.remove()
+                journal.close()  # it stays: by it the owner before knows that it was replaced
                 raise
-            if not wanted:
-                journal.remove()
-                return
         self._options = _WRITTEN
         self._journaled = JournaledWrites(
             self._db,

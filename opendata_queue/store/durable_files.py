@@ -20,7 +20,7 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _NETWORK_KINDS: Final = frozenset(
     (
         *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "glusterfs", "gpfs", "lustre"),
-        *("ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs", "virtiofs"),
+        *("ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs", "vboxsf", "virtiofs"),
     )
 )
 _SST_END: Final = struct.Struct(">QH")

@@ -6,19 +6,22 @@ written again and again, and a sync has nothing to do but that.
 
 Whoever takes over makes the file with the next number before it reads this one. An owner that finds
 that file, or its own removed, after it has synced a record was replaced, and must not acknowledge
-it. One that finds neither was read later than its record was written.
+it. One that finds neither was read later than its record was written. A number is never used again:
+the last file stays, empty, when it is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import re
+import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from odq_encodings import (
     JOURNAL_HEAD_BYTES,
@@ -30,6 +33,7 @@ from opendata_queue.errors import CorruptStoreError, FencedError
 from opendata_queue.store.batch_writer import Tier, active_tier, in_worker, native_jobs
 from opendata_queue.store.durable_files import make_folder, sync_file
 from opendata_queue.store.location import JOURNAL_SUFFIX, StoreKind
+from opendata_queue.store.native_jobs import NotWritten, not_written
 from opendata_queue.store.objects import Objects
 
 logger = logging.getLogger(__name__)
@@ -40,6 +44,9 @@ MAX_RECORD_BYTES: Final = 1024 * 1024
 
 FOLDER: Final = "journal"
 _NAME: Final = re.compile(rf"(\d{{20}}){re.escape(JOURNAL_SUFFIX)}")
+_READ_BYTES: Final = 2 * (MAX_RECORD_BYTES + JOURNAL_HEAD_BYTES)
+_TRY_AGAIN_MS: Final = 100
+_PASSING_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE))
 _LOOK_MS: Final = 2
 _PATIENCE_MS: Final = 250
 """How long a reader waits for an owner that may be gone."""
@@ -49,15 +56,21 @@ _LONGEST_PATIENCE_MS: Final = 3_000
 class Journal:
     """What one owner has committed since SlateDB last made everything durable."""
 
-    def __init__(self, folder: Path, number: int, *, sync: bool) -> None:
+    def __init__(self, folder: Path, number: int, *, sync: bool, name: str) -> None:
         """Make the file; from now on the owner before finds itself replaced."""
         self.path = _path(folder, number)
         self._next_path = os.fsencode(_path(folder, number + 1))
         self._sync = sync
+        self._name = name
+        self._salt = secrets.randbits(32)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         self._descriptor = os.open(self.path, flags, 0o644)
-        if sync:
-            sync_file(folder)
+        try:
+            if sync:
+                sync_file(folder)
+        except BaseException:
+            self.close()
+            raise
         self._region = 0
         self._used = [0, 0]
         """How many bytes of each region are in use."""
@@ -94,30 +107,49 @@ class Journal:
         If it raises or is cancelled, nothing may be appended any more.
         """
         self._sequence += 1
-        head = encode_journal_head(self._sequence, self._flushed, rows)
+        flushed = self._flushed  # by the time that it is on the disk, more may be
+        head = encode_journal_head(self._salt, self._sequence, flushed, rows)
         offset = self._region * REGION_BYTES + self._used[self._region]
-        if active_tier() is Tier.compiled:
-            in_time = await native_jobs().append(
-                self._descriptor,
-                offset,
-                head,
-                rows,
-                sync=self._sync,
-                next_path=self._next_path,
-                on_start=on_start,
-            )
-        else:
-            in_time = await self._append_in_thread(offset, head + rows, on_start)
+        while True:
+            try:
+                in_time = await self._write(offset, head, rows, on_start)
+            except NotWritten as error:
+                if error.errno not in _PASSING_ERRORS:
+                    raise
+                # As SlateDB does it, until whoever waits has had enough.
+                logger.info("%s is written again: %s", self.path, error)
+                await asyncio.sleep(_TRY_AGAIN_MS / 1000)
+            else:
+                break
         if not in_time:
-            raise FencedError(f"could not write {self.path}: another process has taken over")
+            raise FencedError(f"could not write {self._name}: another process has taken over")
         self._used[self._region] += len(head) + len(rows)
-        self._known_to_disk = self._flushed
+        self._known_to_disk = flushed
+
+    async def _write(
+        self, offset: int, head: bytes, rows: bytes, on_start: Callable[[], None] | None
+    ) -> bool:
+        """Write and sync a record; false if somebody else had taken over by then."""
+        if active_tier() is not Tier.compiled:
+            return await self._append_in_thread(offset, head + rows, on_start)
+        return await native_jobs().append(
+            self._descriptor,
+            offset,
+            head,
+            rows,
+            sync=self._sync,
+            next_path=self._next_path,
+            on_start=on_start,
+        )
 
     async def _append_in_thread(
         self, offset: int, record: bytes, on_start: Callable[[], None] | None
     ) -> bool:
         # Should ours be closed meanwhile, its number may soon be that of another file.
-        descriptor = os.dup(self._descriptor)
+        try:
+            descriptor = os.dup(self._descriptor)
+        except OSError as error:
+            raise not_written(error.errno or 0) from error
         outcome: list[bool] = []
 
         def work() -> None:
@@ -131,13 +163,19 @@ class Journal:
 
     def _append_now(self, descriptor: int, offset: int, record: bytes) -> bool:
         left = memoryview(record)
-        while left:
-            written = os.pwrite(descriptor, left, offset)
-            left, offset = left[written:], offset + written
+        try:
+            while left:
+                written = os.pwrite(descriptor, left, offset)
+                left, offset = left[written:], offset + written
+        except OSError as error:
+            raise not_written(error.errno or 0) from error
         if self._sync:
             getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has none
-        replaced = os.path.exists(self._next_path)
-        return not replaced and bool(os.fstat(descriptor).st_nlink)
+        try:
+            os.stat(self._next_path)
+        except FileNotFoundError:
+            return bool(os.fstat(descriptor).st_nlink)
+        return False
 
     async def tell_flushed(self) -> None:
         """Have the disk know what is flushed, if the last record does not say it.
@@ -168,15 +206,18 @@ class Journal:
 
     def close(self) -> None:
         """Leave it to the next owner."""
-        os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
-    def remove(self) -> None:
+    def empty(self) -> None:
         """Close it when SlateDB holds everything."""
-        self.close()
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
-        if self._sync:
-            sync_file(self.path.parent)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            if self._sync:
+                os.fsync(self._descriptor)
+        finally:
+            self.close()
 
 
 class LeftJournals:
@@ -191,12 +232,12 @@ class LeftJournals:
     def __bool__(self) -> bool:
         return bool(self._paths)
 
-    def take_over(self, *, sync: bool) -> Journal:
+    def take_over(self, *, sync: bool, name: str) -> Journal:
         """Make the next journal: from then on nothing is acknowledged in those before it."""
         make_folder(self.folder, sync=sync)
         while True:
             try:
-                return Journal(self.folder, self.next_number, sync=sync)
+                return Journal(self.folder, self.next_number, sync=sync, name=name)
             except FileExistsError:  # of another process that opens the database, too
                 self.next_number += 1
 
@@ -216,7 +257,10 @@ class LeftJournals:
 def has_journal(objects: Objects, path: str) -> bool:
     """Whether an owner of the database ``path`` is at work, or has left commits in its journal."""
     location = objects.location
-    return location.kind is StoreKind.FILE and bool(LeftJournals(location.folder / path))
+    if location.kind is not StoreKind.FILE:
+        return False
+    folder = location.folder / path / FOLDER
+    return any(_path(folder, number).stat().st_size for number in _numbers(folder))
 
 
 async def until_flushed(objects: Objects, path: str) -> None:
@@ -229,11 +273,12 @@ async def until_flushed(objects: Objects, path: str) -> None:
     if location.kind is not StoreKind.FILE:
         return
     folder = location.folder / path
+    loop = asyncio.get_running_loop()
     waiting = await asyncio.to_thread(_unseen, folder)
     patience_ms = min(max(_PATIENCE_MS, 3 * objects.settings.journal_ms), _LONGEST_PATIENCE_MS)
-    while waiting and patience_ms > 0:
+    enough = loop.time() + patience_ms / 1000
+    while waiting and loop.time() < enough:
         await asyncio.sleep(_LOOK_MS / 1000)
-        patience_ms -= _LOOK_MS
         now = await asyncio.to_thread(_unseen, folder)
         waiting = {
             number: last
@@ -279,10 +324,26 @@ def unflushed(path: Path) -> list[JournalRecord]:
 def _records(path: Path) -> dict[int, JournalRecord]:
     try:
         with path.open("rb") as file:
-            regions = [file.read(REGION_BYTES), file.read(REGION_BYTES)]
-    except FileNotFoundError:  # its owner was closed just now
+            regions = [_region(file, 0), _region(file, REGION_BYTES)]
+    except FileNotFoundError:  # somebody has brought it in just now
         return {}
-    return {one.sequence: one for region in regions for one in read_journal_records(region)}
+    return {one.sequence: one for region in regions for one in region}
+
+
+def _region(file: BinaryIO, start: int) -> list[JournalRecord]:
+    """The records of a region; what is behind them is not read."""
+    records: list[JournalRecord] = []
+    at = start
+    while True:
+        file.seek(at)
+        size = min(_READ_BYTES, start + REGION_BYTES - at)
+        data = file.read(size)
+        before = records[-1] if records else None
+        found = list(read_journal_records(data, before))
+        if not found:
+            return records
+        records += found
+        at += sum(JOURNAL_HEAD_BYTES + len(one.rows) for one in found)
 
 
 def _path(folder: Path, number: int) -> Path:

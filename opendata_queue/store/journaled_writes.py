@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final, TypeVar
 
 import slatedb.uniffi as slatedb
 
@@ -20,7 +20,10 @@ from opendata_queue.store.translation import translated
 
 logger = logging.getLogger(__name__)
 
-_NOTHING: Final = PackedRows(b"", 0)
+T = TypeVar("T")
+
+_NO_KEY: Final = b"\x00"
+"""No row has it."""
 _BROUGHT_IN_AT_ONCE: Final = 64
 """Commits, of 1 MiB at most each."""
 
@@ -60,6 +63,12 @@ class JournaledWrites:
         self._applying: set[asyncio.Task[None]] = set()
         self._next_apply: asyncio.Task[None] | None = None
         """One that has not begun yet: it will hand over all that is durable by now."""
+        self._closed: ClosedError | None = None
+        self._reads = 0
+        """How many reads are under way."""
+        self._no_reads: asyncio.Future[None] | None = None
+        self._unseen: asyncio.Future[None] | None = None
+        """There if SlateDB has something that is not durable; done when that is over."""
 
     async def commit(self, rows: Rows, on_start: Callable[[], None] | None = None) -> None:
         """Write rows as one atomic batch; when this returns they are durable.
@@ -68,23 +77,57 @@ class JournaledWrites:
         """
         packed = PackedRows(rows.packed(), len(rows))
         async with self._appending:
-            self._check()
+            self._check_open()
             if not packed:  # and all before was durable when its commit returned
                 return
             if self._journal.has_room(len(packed.data)):
                 await self._append(packed, on_start)
                 return
         async with self._writing, self._appending:
-            self._check()
+            self._check_open()
             await self._flush(await self._take_all())
             if self._journal.has_room(len(packed.data)):
                 await self._append(packed, on_start)
-                return
-            with self._stopping():
-                await self._journal.tell_flushed()
-                await commit_rows(self._db, packed, after_flush=self._wal_sync, on_start=on_start)
+            else:
+                await self._commit_past_journal(packed, on_start)
 
-    async def settled(self) -> None:
+    async def _commit_past_journal(
+        self, packed: PackedRows, on_start: Callable[[], None] | None
+    ) -> None:
+        """Commit what is too large for the journal. Hold both locks.
+
+        Nobody may read meanwhile: SlateDB would show what is not durable yet. If it fails, nobody
+        may read any more.
+        """
+        loop = asyncio.get_running_loop()
+        with self._stopping():
+            await self._journal.tell_flushed()
+            self._unseen = unseen = loop.create_future()
+            try:
+                while self._reads:
+                    self._no_reads = loop.create_future()
+                    await self._no_reads
+                await commit_rows(self._db, packed, after_flush=self._wal_sync, on_start=on_start)
+                self._unseen = None
+            finally:
+                unseen.set_result(None)
+
+    async def read(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Read what is durable by now, and nothing that is not."""
+        await self._settled()
+        while self._unseen is not None:
+            self._check()
+            await asyncio.wait([self._unseen])
+        self._reads += 1
+        try:
+            return await read()
+        finally:
+            self._reads -= 1
+            if not self._reads and self._no_reads is not None:
+                self._no_reads.set_result(None)
+                self._no_reads = None
+
+    async def _settled(self) -> None:
         """Wait until all that was durable when this was called can be read."""
         if self._pending or self._writing.locked():
             applying = self._next_apply
@@ -109,19 +152,23 @@ class JournaledWrites:
             await self._flush(to_flush)
 
     async def close(self) -> None:
-        """Flush, and remove the journal; after a failure it is left to the next owner."""
-        if self._timer is not None:
-            self._timer.cancel()
-        under_way = [*self._applying, *([] if self._flusher is None else [self._flusher])]
-        if under_way:
-            await asyncio.wait(under_way)
+        """Flush, and empty the journal; after a failure it is left to the next owner."""
+        self._closed = ClosedError(f"could not write {self._name}: it is closed")
         try:
+            if self._timer is not None:
+                self._timer.cancel()
+            under_way = [*self._applying, *([] if self._flusher is None else [self._flusher])]
+            if under_way:
+                await asyncio.wait(under_way)
             await self.flush()
-        except BaseException:
+            await asyncio.to_thread(self._journal.empty)
+        finally:
             self._journal.close()
-            raise
-        self._failure = ClosedError(f"could not write {self._name}: it is closed")
-        await asyncio.to_thread(self._journal.remove)
+
+    def _check_open(self) -> None:
+        self._check()
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -188,25 +235,29 @@ class JournaledWrites:
     async def _flush_now(self) -> None:
         try:
             await self.flush()
-        except OdqError as error:
-            # Whoever commits next gets it too.
-            logger.info("%s", error)
+        except Exception as error:  # whatever it is, whoever commits next gets it, too
+            logger.info("%s was not flushed: %s", self._name, error)
             return
         # Should nobody commit until then, readers in other processes are told that they see all.
-        if not self._journal.is_settled:
+        if not self._journal.is_settled and self._closed is None:
             self._flush_later()
 
 
 async def bring_in(db: slatedb.Db, left: LeftJournals, wal_sync: WalSync | None, name: str) -> None:
-    """Hand the commits to SlateDB that only the journals of earlier owners have."""
+    """Hand the commits to SlateDB that only the journals of earlier owners have.
+
+    Even if there are none, something is written: who was replaced before it made its own journal,
+    so that nobody knows of that, must find out now.
+    """
     commits = await asyncio.to_thread(left.commits)
-    if not commits:
-        return
     for place in range(0, len(commits), _BROUGHT_IN_AT_ONCE):
         some = [_unpacked(data) for data in commits[place : place + _BROUGHT_IN_AT_ONCE]]
         await write_rows(db, _joined(some))
-    await commit_rows(db, _NOTHING, after_flush=wal_sync)
-    logger.info("brought in %d commits from the journal of %s", len(commits), name)
+    no_row = Rows()
+    no_row.delete(_NO_KEY)
+    await commit_rows(db, no_row, after_flush=wal_sync)
+    if commits:
+        logger.info("brought in %d commits from the journal of %s", len(commits), name)
 
 
 def _unpacked(data: bytes) -> PackedRows:

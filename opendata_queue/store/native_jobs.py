@@ -24,7 +24,16 @@ _TAKEN_AT_ONCE: Final = 16
 _WAKE_BYTES: Final = 64
 _IN_TIME: Final = b""
 _TOO_LATE: Final = b"fenced"
-OK, FAILED, MALFORMED, NOT_SYNCED, NO_WAL, NO_MEMORY, NO_THREAD, GIVEN_UP, FENCED = range(9)
+OK, FAILED, MALFORMED, NOT_SYNCED, NO_WAL, NO_MEMORY, NO_THREAD, GIVEN_UP = range(8)
+FENCED, NOT_WRITTEN = 8, 9
+
+
+class NotWritten(OSError):
+    """A record was not written, or not whole; it has not been synced."""
+
+
+def not_written(error_number: int) -> NotWritten:
+    return NotWritten(error_number, os.strerror(error_number), "the journal")
 
 
 class RustBuffer(ctypes.Structure):
@@ -124,7 +133,8 @@ class NativeJobs:
         self._submit_append = local.odq_submit_append
         self._submit_append.restype = i32
         self._submit_append.argtypes = (
-            pointer, u64, ctypes.POINTER(Append), ctypes.c_char_p, u64, ctypes.c_char_p, u64
+            pointer, u64, ctypes.POINTER(Append), ctypes.c_char_p, u64, ctypes.c_char_p, u64,
+            ctypes.POINTER(i32),
         )  # fmt: skip
         self._give_up_scan = local.odq_give_up_scan
         self._give_up_scan.restype = None
@@ -171,12 +181,18 @@ class NativeJobs:
     ) -> bool:
         """Write a record of a journal; false if somebody else had taken over by then.
 
-        It goes on to its end even if the awaiting task is cancelled.
+        ``NotWritten`` means that it can be tried again, any other error that it must not. It goes
+        on to its end even if the awaiting task is cancelled.
         """
         mailbox = self._mailbox()
         number, future = mailbox.expect(None)
-        to = Append(next_path, descriptor, sync, offset)
-        result = self._submit_append(mailbox.address, number, to, head, len(head), rows, len(rows))
+        to, error_number = Append(next_path, descriptor, sync, offset), ctypes.c_int32()
+        result = self._submit_append(
+            mailbox.address, number, to, head, len(head), rows, len(rows), error_number
+        )
+        if result == NOT_WRITTEN:
+            mailbox.forget(number)
+            raise not_written(error_number.value)
         if result != OK:
             self._refuse(mailbox, number, result, CallStatus())
         if on_start is not None:
@@ -247,6 +263,8 @@ class NativeJobs:
             return self._rows(outcome.rows)
         if outcome.result == FENCED:
             return _TOO_LATE
+        if outcome.result == NOT_WRITTEN:
+            raise not_written(outcome.error_number)
         if outcome.result == FAILED:
             self._raise_error(outcome.status)
         if outcome.result == NOT_SYNCED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ each_vector = pytest.mark.parametrize("vector", VECTORS, ids=[one["name"] for on
 
 def record_of(vector: dict[str, Any]) -> JournalRecord:
     return JournalRecord(
+        salt=int(vector["salt"]),
         sequence=int(vector["sequence"]),
         flushed=int(vector["flushed"]),
         rows=bytes.fromhex(vector["rows_hex"]),
@@ -63,7 +65,11 @@ def test_what_comes_behind_a_record_out_of_sequence_is_of_an_earlier_use(
     vector: dict[str, Any],
 ) -> None:
     record, data = record_of(vector), bytes.fromhex(vector["record_hex"])
-    next_one = JournalRecord(sequence=record.sequence + 1, flushed=record.flushed, rows=b"")
+    next_one = replace(record, sequence=record.sequence + 1)
+    forged = replace(next_one, salt=(record.salt + 1) % (1 << 32))
 
     assert list(read_journal_records(data + data)) == [record]
     assert list(read_journal_records(data + next_one.encode() + data)) == [record, next_one]
+    assert list(read_journal_records(data + forged.encode())) == [record]
+    assert list(read_journal_records(next_one.encode(), record)) == [next_one]
+    assert list(read_journal_records(data, next_one)) == []

@@ -24,6 +24,7 @@ from opendata_queue import (
     FencedError,
     NewMessage,
     QueueStats,
+    StoreSettings,
     log_replay,
     queue_removal,
 )
@@ -58,6 +59,7 @@ class QueuesMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.clock = ManualClock()
         self.url = f"memory:///queues-model-{next(_numbers)}"
+        self.store_settings = StoreSettings()
         self.queues: list[QueueModel] = []
         self.published: dict[int, NewMessage] = {}
         self.received: dict[int, int] = {}
@@ -89,7 +91,9 @@ class QueuesMachine(RuleBasedStateMachine):
         self.system = self.run(self.opened(takeover=takeover))
 
     async def opened(self, *, takeover: bool) -> Engine:
-        system = await Engine.open(self.url, clock=self.clock, takeover=takeover)
+        system = await Engine.open(
+            self.url, settings=self.store_settings, clock=self.clock, takeover=takeover
+        )
         assert system._queues.clock.now_ms() == self.now
         database = system._queues._database
         commit = database.commit

@@ -6,11 +6,14 @@ A copy of the folder is what a process that is killed at that moment leaves behi
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +25,25 @@ from opendata_queue import (
     FencedError,
     NewMessage,
     StoreSettings,
+    StoreUnavailableError,
 )
-from opendata_queue.store import Database, DatabaseReader, Objects, Rows, Tier, durable_files
+from opendata_queue.store import (
+    AnyRows,
+    Database,
+    DatabaseReader,
+    Objects,
+    Rows,
+    Tier,
+    durable_files,
+    has_journal,
+    journaled_writes,
+)
+from opendata_queue.store import database as database_module
 from opendata_queue.store import journal as journal_module
+from opendata_queue.store.batch_writer import commit_rows, write_rows
 from opendata_queue.store.durable_files import is_on_network
 from opendata_queue.store.journal import Journal, unflushed
+from opendata_queue.store.native_jobs import NotWritten, not_written
 
 # Nothing is flushed in these tests that they do not ask for.
 NEVER_MS = 24 * 3_600_000
@@ -169,13 +186,14 @@ async def test_a_commit_is_flushed_without_being_asked(tmp_path: Path) -> None:
     await database.close()
 
 
-async def test_a_clean_close_leaves_no_journal(tmp_path: Path) -> None:
+async def test_a_clean_close_leaves_an_empty_journal(tmp_path: Path) -> None:
     database = await opened(tmp_path)
     await database.commit(rows_of((b"a", b"1")))
     assert len(journals(tmp_path)) == 1
     await database.close()
 
-    assert journals(tmp_path) == []
+    assert [one.stat().st_size for one in journals(tmp_path)] == [0]
+    assert not has_journal(objects_in(tmp_path), "db")
     with pytest.raises(ClosedError, match="it is closed"):
         await database.commit(rows_of((b"a", b"2")))
     reader = await DatabaseReader.open(objects_in(tmp_path), "db")
@@ -215,7 +233,7 @@ async def test_who_was_replaced_by_somebody_who_is_gone_too_finds_out(
     await second.commit(rows_of((b"a", b"2")))
     third = await opened(tmp_path)
     await third.close()
-    assert journals(tmp_path) == []
+    assert [one.name for one in journals(tmp_path)] == [f"{3:020}.journal"]
 
     with pytest.raises(FencedError):
         await first.commit(rows_of((b"a", b"3")))
@@ -235,7 +253,7 @@ async def test_a_journal_is_brought_in_by_an_owner_that_has_none(tmp_path: Path)
     second = await Database.open(objects_in(tmp_path / "copy"), "db")
 
     assert await second.get(b"a") == b"1"
-    assert journals(tmp_path / "copy") == []
+    assert [one.stat().st_size for one in journals(tmp_path / "copy")] == [0]
     await second.close()
 
 
@@ -249,7 +267,7 @@ async def test_who_is_killed_while_bringing_in_a_journal_leaves_it_to_the_next(
     removed: list[Path] = []
 
     def killed(left: journal_module.LeftJournals, *, sync: bool) -> None:
-        # Slatedb has everything by now, the journals are still there, and so is the new one.
+        # SlateDB has everything by now, the journals are still there, and so is the new one.
         removed.extend(left.folder.iterdir())
         shutil.copytree(tmp_path / "copy", tmp_path / "again")
 
@@ -362,7 +380,7 @@ async def test_a_journal_that_is_cut_anywhere_gives_whole_commits_in_order(
 
 @pytest.mark.parametrize("place", [0, 4, 8, 12, 16, 24, 32, 40])
 def test_a_record_with_a_byte_that_has_changed_is_none(place: int) -> None:
-    record = bytearray(JournalRecord(sequence=7, flushed=3, rows=b"some rows").encode())
+    record = bytearray(JournalRecord(salt=5, sequence=7, flushed=3, rows=b"some rows").encode())
     record[place] ^= 0x10
 
     assert list(read_journal_records(bytes(record))) == []
@@ -387,13 +405,13 @@ async def test_a_journal_that_lacks_a_record_in_the_middle_is_refused(
     with pytest.raises(CorruptStoreError, match=r"0001\.journal is damaged.*record 2, and not 1"):
         await opened(tmp_path / "copy")
 
-    assert [one.name for one in journals(tmp_path / "copy")] == [file.name]
+    assert file in journals(tmp_path / "copy")
 
 
 def test_two_that_open_at_the_same_moment_get_journals_of_their_own(tmp_path: Path) -> None:
     one, other = (journal_module.LeftJournals(tmp_path) for _ in range(2))
 
-    first, second = one.take_over(sync=True), other.take_over(sync=True)
+    first, second = (left.take_over(sync=True, name="it") for left in (one, other))
 
     assert first.path != second.path
     first.close()
@@ -402,7 +420,7 @@ def test_two_that_open_at_the_same_moment_get_journals_of_their_own(tmp_path: Pa
 
 async def test_a_descriptor_that_is_closed_meanwhile_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"precious")
-    journal = Journal(tmp_path, 1, sync=False)
+    journal = Journal(tmp_path, 1, sync=False, name="it")
     appending = asyncio.create_task(journal.append(b"rows"))
     await asyncio.sleep(0)
     journal.close()
@@ -435,7 +453,7 @@ async def test_a_record_that_is_written_over_half_way_was_flushed_and_is_not_mis
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
-    journal = Journal(tmp_path, 1, sync=False)
+    journal = Journal(tmp_path, 1, sync=False, name="it")
     await journal.append(b"first")
     flushed = await journal.switch()
     await journal.append(b"second")  # before the first one is flushed: it does not say so
@@ -489,3 +507,257 @@ async def test_on_a_file_system_over_a_network_there_is_no_journal(
     assert await reader.get(b"a") == b"1"
     await reader.close()
     await database.close()
+
+
+# --- who is replaced, and when --------------------------------------------------------------------
+
+
+async def test_who_stood_still_and_is_closed_later_does_no_harm_to_those_who_came_after(
+    tmp_path: Path,
+) -> None:
+    root, copy = tmp_path / "root", tmp_path / "copy"
+    idle = await opened(root)
+    await idle.commit(rows_of((b"a", b"1")))
+    await idle.show_others()
+    second = await opened(root)
+    await second.close()
+    third = await opened(root)
+    await third.commit(rows_of((b"a", b"3")))
+
+    await idle.close()
+
+    await third.commit(rows_of((b"b", b"3")))
+    shutil.copytree(root, copy)
+    await third.close()
+    after = await opened(copy)
+    assert await after.get_many([b"a", b"b"]) == [b"3", b"3"]
+    await after.close()
+
+
+@pytest.mark.parametrize("journal_ms", [NEVER_MS, 0])
+async def test_who_is_replaced_before_it_has_a_journal_does_not_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal_ms: int
+) -> None:
+    stands_still, goes_on = asyncio.Event(), asyncio.Event()
+    start = Database._start_journal
+
+    async def stop_before(database: Database, folder: Path, *, wanted: bool) -> None:
+        if not stands_still.is_set():
+            stands_still.set()
+            await goes_on.wait()
+        await start(database, folder, wanted=wanted)
+
+    monkeypatch.setattr(Database, "_start_journal", stop_before)
+    slow = asyncio.create_task(opened(tmp_path))
+    await stands_still.wait()
+    second = await opened(tmp_path, StoreSettings(journal_ms=journal_ms, fsync=False))
+    await second.commit(rows_of((b"a", b"second")))
+    goes_on.set()
+
+    with pytest.raises(FencedError):
+        await slow
+
+    third = await opened(tmp_path)
+    assert await third.get(b"a") == b"second"
+    await third.close()
+    await second.close()
+
+
+async def test_whoever_fails_to_open_leaves_the_one_before_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await opened(tmp_path)
+    await first.commit(rows_of((b"a", b"1")))
+
+    async def failing(*_: object) -> None:
+        raise OSError("the disk is on fire")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(database_module, "bring_in", failing)
+        with pytest.raises(StoreUnavailableError, match="on fire"):
+            await opened(tmp_path)
+
+    with pytest.raises(FencedError):
+        await first.commit(rows_of((b"b", b"1")))  # which may come to be there all the same
+    third = await opened(tmp_path)
+    assert await third.get(b"a") == b"1"
+    await third.close()
+    await first.close()
+
+
+# --- what happens at the same time ----------------------------------------------------------------
+
+
+async def test_a_record_that_is_written_while_others_are_flushed_does_not_say_that_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    journal = Journal(tmp_path, 1, sync=False, name="it")
+    await journal.append(b"first")
+    flushed = await journal.switch()
+    appending = asyncio.create_task(journal.append(b"second"))
+    await asyncio.sleep(0)
+    journal.is_flushed(flushed)  # after its head was made, before it is on the disk
+    await appending
+
+    await journal.switch()
+    with journal.path.open("r+b") as file:
+        file.write(bytes(10))
+
+    assert [one.rows for one in unflushed(journal.path) if one.rows] == [b"second"]
+    journal.close()
+
+
+async def test_what_is_acknowledged_while_it_is_closed_is_kept(tmp_path: Path) -> None:
+    database = await opened(tmp_path, StoreSettings(fsync=False, journal_ms=1))
+    acknowledged = 0
+
+    async def commit_on() -> None:
+        nonlocal acknowledged
+        for number in range(100_000):
+            await database.commit(rows_of((b"%06d" % number, b"v")))
+            acknowledged = number + 1
+
+    committing = asyncio.create_task(commit_on())
+    while acknowledged < 50:
+        await asyncio.sleep(0)
+    await database.close()
+    with pytest.raises(ClosedError):
+        await committing
+
+    after = await opened(tmp_path)
+    assert len([key async for chunk in after.scan(b"0", b"9") for key in chunk]) == acknowledged
+    await after.close()
+
+
+async def test_a_large_commit_is_not_seen_before_it_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    database = await opened(tmp_path)
+    await database.commit(rows_of((b"a", b"1")))
+    written, durable = asyncio.Event(), asyncio.Event()
+
+    async def commit_slowly(db: Any, rows: AnyRows, **options: Any) -> None:
+        if b"large" in rows.packed():
+            await write_rows(db, rows)
+            written.set()
+            await durable.wait()
+        await commit_rows(db, rows, **options)
+
+    monkeypatch.setattr(journaled_writes, "commit_rows", commit_slowly)
+    committing = asyncio.create_task(database.commit(rows_of((b"a", b"large" * 100))))
+    await written.wait()
+    reading = asyncio.create_task(database.get(b"a"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not reading.done()
+    durable.set()
+
+    assert await reading == b"large" * 100
+    await committing
+    await database.close()
+
+
+async def test_a_large_commit_that_fails_is_never_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    database = await opened(tmp_path)
+    await database.commit(rows_of((b"a", b"1")))
+
+    async def fail(db: Any, rows: AnyRows, **options: Any) -> None:
+        if b"large" in rows.packed():
+            await write_rows(db, rows)
+            raise OSError("the disk is on fire")
+        await commit_rows(db, rows, **options)
+
+    monkeypatch.setattr(journaled_writes, "commit_rows", fail)
+    with pytest.raises(StoreUnavailableError, match="on fire"):
+        await database.commit(rows_of((b"a", b"large" * 100)))
+
+    with pytest.raises(StoreUnavailableError, match="on fire"):
+        await database.get(b"a")
+    await database.close()
+
+
+# --- a store in trouble ---------------------------------------------------------------------------
+
+
+async def test_a_commit_waits_for_room_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_TRY_AGAIN_MS", 1)
+    database = await opened(tmp_path)
+    write, refusals = Journal._write, [errno.ENOSPC, errno.EMFILE, errno.EDQUOT]
+
+    async def write_if_there_is_room(journal: Journal, *record: Any) -> bool:
+        if refusals:
+            raise not_written(refusals.pop())
+        return await write(journal, *record)
+
+    monkeypatch.setattr(Journal, "_write", write_if_there_is_room)
+    await database.commit(rows_of((b"a", b"1")))
+
+    assert refusals == []
+    assert await database.get(b"a") == b"1"
+    await database.close()
+
+
+@pytest.mark.parametrize("tier", [Tier.compiled, Tier.public])
+async def test_a_record_that_is_not_written_is_told_from_one_that_is_not_synced(
+    tmp_path: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "active_tier", lambda: tier)
+    journal = Journal(tmp_path, 1, sync=True, name="it")
+    good = journal._descriptor
+    reader, writer = os.pipe()
+    read_only = os.open(journal.path, os.O_RDONLY)
+    try:
+        for descriptor in (-1, read_only, writer):
+            journal._descriptor = descriptor
+            with pytest.raises(NotWritten):
+                await journal.append(b"rows")
+    finally:
+        for one in (reader, writer, read_only, good):
+            os.close(one)
+
+
+async def test_a_record_that_can_not_be_synced_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = await opened(tmp_path)
+
+    async def broken(*_: Any, **__: Any) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "_write", broken)
+        with pytest.raises(StoreUnavailableError, match="Input/output error") as caught:
+            await database.commit(rows_of((b"a", b"1")))
+    assert caught.value.in_doubt
+
+    with pytest.raises(StoreUnavailableError, match="Input/output error"):
+        await database.commit(rows_of((b"a", b"2")))
+    await database.close()
+
+
+async def test_closing_does_not_wait_for_ever_for_a_store_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = StoreSettings(journal_ms=NEVER_MS, fsync=False, outage_timeout_ms=50)
+    database = await opened(tmp_path, settings)
+    await database.commit(rows_of((b"a", b"1")))
+
+    async def never(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journaled_writes, "commit_rows", never)
+        patched.setattr(type(database._db), "shutdown", never)
+        async with asyncio.timeout(30):
+            await database.close()
+
+    after = await opened(tmp_path)
+    assert await after.get(b"a") == b"1"
+    await after.close()

@@ -32,7 +32,7 @@
 #define fdatasync fsync
 #endif
 
-#define ODQ_ABI 5
+#define ODQ_ABI 6
 #define EXPORT __attribute__((visibility("default")))
 
 /* uniffi 0.31, contract version 30 */
@@ -78,7 +78,8 @@ typedef struct {
 
 /* Return codes of the exported functions. */
 enum { ODQ_OK = 0, ODQ_FAILED = 1, ODQ_MALFORMED = 2, ODQ_NOT_SYNCED = 3, ODQ_NO_WAL = 4,
-       ODQ_NO_MEMORY = 5, ODQ_NO_THREAD = 6, ODQ_GIVEN_UP = 7, ODQ_FENCED = 8 };
+       ODQ_NO_MEMORY = 5, ODQ_NO_THREAD = 6, ODQ_GIVEN_UP = 7, ODQ_FENCED = 8,
+       ODQ_NOT_WRITTEN = 9 };
 
 /* The WAL files to sync after a flush: `folder`/`next`.sst and those after it, then the folder
  * itself, which `descriptor` is open on. `next` is moved on; durable_files.py says why that is all. */
@@ -322,7 +323,8 @@ static int write_at(int descriptor, const uint8_t *bytes, size_t size, uint64_t 
 static int append_record(const Append *to, const uint8_t *record, size_t size, int32_t *error) {
     struct stat file;
     *error = write_at(to->descriptor, record, size, to->offset);
-    if (!*error && to->then_sync) *error = synced(fdatasync, to->descriptor);
+    if (*error) return ODQ_NOT_WRITTEN;
+    if (to->then_sync) *error = synced(fdatasync, to->descriptor);
     if (*error) return ODQ_NOT_SYNCED;
     if (!access(to->next, F_OK)) return ODQ_FENCED;
     if (errno != ENOENT || fstat(to->descriptor, &file)) {
@@ -650,10 +652,11 @@ EXPORT int32_t odq_submit_write(Mailbox *mailbox, uint64_t number, uint64_t db, 
 }
 
 /* A record to a journal as a job: `head`, then `rows`. All is copied, the descriptor too: should it be
- * closed before the job is done, its number may soon be that of another file. */
+ * closed before the job is done, its number may soon be that of another file. ODQ_NOT_WRITTEN: there
+ * is no job, and `error_number` says why. */
 EXPORT int32_t odq_submit_append(Mailbox *mailbox, uint64_t number, const Append *to,
                                  const uint8_t *head, uint64_t head_size, const uint8_t *rows,
-                                 uint64_t size) {
+                                 uint64_t size, int32_t *error_number) {
     const size_t next_size = strlen(to->next) + 1;
     Job *job = calloc(1, sizeof *job + head_size + size + next_size);
     if (!job) return ODQ_NO_MEMORY;
@@ -667,8 +670,9 @@ EXPORT int32_t odq_submit_append(Mailbox *mailbox, uint64_t number, const Append
     job->to.next = memcpy(job->bytes + job->size, to->next, next_size);
     job->to.descriptor = fcntl(to->descriptor, F_DUPFD_CLOEXEC, 0);
     if (job->to.descriptor >= 0) return submit(job);
+    *error_number = errno;
     free(job);
-    return ODQ_NO_MEMORY;
+    return ODQ_NOT_WRITTEN;
 }
 
 /* The first `limit` rows of a range of a database, or of a reader's, as a job. `bytes` has the range
