@@ -50,6 +50,7 @@ SETTINGS = StoreSettings(ttl_grace_ms=0, garbage_age_ms=1_000)
 BATCH = 1_000
 BUCKET = "odq-retention"
 EXPIRE_IN_TEN = 9
+LARGE_PAYLOAD = 8 * PAYLOAD
 TARGET_SPACE = 1.5
 TARGET_CLAIMS = 0.7
 QUICK = CompactorOptions(work_share=1.0)
@@ -76,7 +77,12 @@ def stores(wanted: set[str], folder: Path) -> Iterator[dict[str, str]]:
 
 
 async def publish(
-    engine: Engine, count: int, *, retention_seconds: int = 0, survivors: bool = False
+    engine: Engine,
+    count: int,
+    *,
+    retention_seconds: int = 0,
+    survivors: bool = False,
+    payload: bytes = PAYLOAD,
 ) -> None:
     """So many messages, nine in ten with a retention; or only those that have none."""
     messages = []
@@ -86,7 +92,7 @@ async def publish(
             continue
         seconds = retention_seconds if expires else 0
         headers = {**HEADERS, "kind": "short" if seconds else "long"}
-        messages.append(NewMessage(PAYLOAD, headers=headers, retention_seconds=seconds))
+        messages.append(NewMessage(payload, headers=headers, retention_seconds=seconds))
     for start in range(0, len(messages), BATCH):
         await engine.publish_many(messages[start : start + BATCH])
 
@@ -159,10 +165,14 @@ async def claims_of_a_round(url: str, options: argparse.Namespace, found: Claims
         of_claimed = QueueOptions(done_retention_seconds=short_seconds)
         await engine.create_queue("q", filter="kind = 'long'", options=of_claimed)
         await engine.create_queue("short", filter="kind = 'short'")
-        await publish(engine, count, retention_seconds=short_seconds)
+        # On files so many are claimed meanwhile that more have to stay than expire. Then what
+        # expires is larger, so that the files are rewritten for it all the same.
+        on_files = url.startswith("file:")
+        payload = LARGE_PAYLOAD if on_files else PAYLOAD
+        await publish(engine, count, retention_seconds=short_seconds, payload=payload)
         # What SlateDB drops, it drops by the machine's own clock.
         droppable_at = time.monotonic() + short_seconds + 1
-        await publish(engine, options.claim_messages)
+        await publish(engine, options.claim_messages * (4 if on_files else 1))
         await engine.all_is_routed()
         await settle(engine)
         await claim_while(engine, asyncio.sleep(options.seconds))  # what is cold becomes warm
