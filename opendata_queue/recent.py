@@ -142,7 +142,7 @@ class MessageBatch:
         headers: list[dict[str, str]] = []
         encoded_headers: list[bytes] = []
         size_bytes = 0
-        given: object = None
+        given: object = object()  # nobody's headers
         copied: dict[str, str] = {}
         encoded = b""
         for message in messages:

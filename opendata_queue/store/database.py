@@ -305,8 +305,8 @@ class Database(DatabaseReads):
 
         ``on_start`` is called when the store is at work and leaves the processor to others.
 
-        If it raises, they may be durable or not: the caller must stop using the database. If the
-        caller is cancelled the commit goes on.
+        If it raises or is cancelled, they may be durable or not: the caller must stop using the
+        database.
         """
         doing = f"write {self.name}"
         self._rounds_in_vain = 0
@@ -343,7 +343,7 @@ class Database(DatabaseReads):
         """Wait until readers in other processes can see all that is durable."""
         if self._journaled is not None:
             doing = f"flush {self.name}"
-            await in_time(self._journaled.flush(), self._outage_timeout_ms, doing)
+            await in_time(self._journaled.show_others(), self._outage_timeout_ms, doing)
 
     async def flush_to_files(self) -> None:
         """Write what is in memory to files of its own, where a compaction finds it."""

@@ -193,11 +193,13 @@ class Journal:
     async def switch(self) -> int:
         """Let the next records go to the other region; returns the last sequence before that.
 
-        All that was in the other one is flushed.
+        All that was in the other one is flushed. If nothing was written to this one, the last
+        record is in the other, which is not written over then.
         """
         await self.tell_flushed()
-        self._region = 1 - self._region
-        self._used[self._region] = 0
+        if self._used[self._region]:
+            self._region = 1 - self._region
+            self._used[self._region] = 0
         return self._sequence
 
     def is_flushed(self, sequence: int) -> None:
@@ -212,12 +214,14 @@ class Journal:
 
     def empty(self) -> None:
         """Close it when SlateDB holds everything."""
+        # Ours from now on, whoever closes it meanwhile: its number may soon be another file's.
+        descriptor, self._descriptor = self._descriptor, -1
         try:
-            os.ftruncate(self._descriptor, 0)
+            os.ftruncate(descriptor, 0)
             if self._sync:
-                os.fsync(self._descriptor)
+                os.fsync(descriptor)
         finally:
-            self.close()
+            os.close(descriptor)
 
 
 class LeftJournals:
@@ -260,7 +264,7 @@ def has_journal(objects: Objects, path: str) -> bool:
     if location.kind is not StoreKind.FILE:
         return False
     folder = location.folder / path / FOLDER
-    return any(_path(folder, number).stat().st_size for number in _numbers(folder))
+    return any(_size(_path(folder, number)) for number in _numbers(folder))
 
 
 async def until_flushed(objects: Objects, path: str) -> None:
@@ -344,6 +348,13 @@ def _region(file: BinaryIO, start: int) -> list[JournalRecord]:
             return records
         records += found
         at += sum(JOURNAL_HEAD_BYTES + len(one.rows) for one in found)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # somebody has brought it in just now
+        return 0
 
 
 def _path(folder: Path, number: int) -> Path:

@@ -124,7 +124,8 @@ class JournaledWrites:
         finally:
             self._reads -= 1
             if not self._reads and self._no_reads is not None:
-                self._no_reads.set_result(None)
+                if not self._no_reads.done():  # whoever waited may have given up
+                    self._no_reads.set_result(None)
                 self._no_reads = None
 
     async def _settled(self) -> None:
@@ -139,8 +140,17 @@ class JournaledWrites:
             # Whoever gives up reading must not stop a write half-way.
             await asyncio.shield(applying)
 
+    async def show_others(self) -> None:
+        """Wait until readers in other processes can see all that is durable."""
+        self._check_open()
+        flushing = asyncio.create_task(self.flush(), name=f"flush {self._name}")
+        self._applying.add(flushing)
+        flushing.add_done_callback(self._applied)
+        # Whoever gives up waiting must not stop a write half-way.
+        await asyncio.shield(flushing)
+
     async def flush(self) -> None:
-        """Have SlateDB make everything durable, where readers in other processes find it."""
+        """Have SlateDB make everything durable."""
         async with self._writing:
             async with self._appending:
                 self._check()
@@ -193,7 +203,8 @@ class JournaledWrites:
         with self._stopping():
             await self._journal.append(packed.data, on_start)
         self._pending.append(packed)
-        if self._timer is None and (self._flusher is None or self._flusher.done()):
+        flushing = self._timer is not None or not (self._flusher is None or self._flusher.done())
+        if not flushing and self._closed is None:
             self._flush_later()
 
     async def _apply(self) -> None:

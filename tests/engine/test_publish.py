@@ -12,6 +12,7 @@ from odq_encodings import PayloadKey, decode_any
 from opendata_queue import (
     CorruptStoreError,
     Engine,
+    InvalidInputError,
     NewMessage,
     PublishOptions,
     StoredMessage,
@@ -280,3 +281,13 @@ async def rows_of(root: str) -> list[tuple[bytes, bytes]]:
     rows = [row async for chunk in database.scan(b"\x00", b"\xff") for row in chunk]
     await database.close()
     return rows
+
+
+@pytest.mark.parametrize("count", [1, 6, 100])
+async def test_headers_that_are_none_are_refused_in_a_batch_of_any_size(
+    memory_system: Engine, count: int
+) -> None:
+    wrong = NewMessage(b"x", headers=None)  # type: ignore[arg-type]
+
+    with pytest.raises(InvalidInputError, match="headers are a NoneType, not a mapping"):
+        await memory_system.publish_many([wrong] * count)

@@ -761,3 +761,71 @@ async def test_closing_does_not_wait_for_ever_for_a_store_that_does_not_answer(
     after = await opened(tmp_path)
     assert await after.get(b"a") == b"1"
     await after.close()
+
+
+@pytest.mark.parametrize("large_commits", range(1, 6))
+async def test_old_rows_do_not_come_back_after_large_commits_and_a_torn_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large_commits: int
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    database = await opened(tmp_path / "root")
+    await database.commit(rows_of((b"a", b"old")))
+    await database.show_others()
+    await database.show_others()  # which has the disk know
+    for number in range(large_commits):
+        await database.commit(rows_of((b"a", b"%d" % number * 200)))
+    assert database._journaled is not None
+    journal = database._journaled._journal
+    offset = journal._region * 1_000 + journal._used[journal._region]
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    (file,) = journals(tmp_path / "copy")
+    with file.open("r+b") as torn:  # the next record, when the process is killed
+        torn.seek(offset)
+        torn.write(bytes(12))
+
+    after = await opened(tmp_path / "copy")
+    assert await after.get(b"a") == b"%d" % (large_commits - 1) * 200
+    await after.close()
+    await database.close()
+
+
+async def test_a_read_that_is_under_way_outlives_a_large_commit_that_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    database = await opened(tmp_path)
+    assert database._journaled is not None
+    going, done = asyncio.Event(), asyncio.Event()
+
+    async def read() -> bytes:
+        going.set()
+        await done.wait()
+        return b"read"
+
+    reading = asyncio.create_task(database._journaled.read(read))
+    await going.wait()
+    committing = asyncio.create_task(database.commit(rows_of((b"a", b"1" * 200))))
+    while database._journaled._no_reads is None:
+        await asyncio.sleep(0)
+    committing.cancel()
+    await asyncio.wait([committing])
+    done.set()
+
+    assert await reading == b"read"
+    await database.close()
+
+
+async def test_who_gives_up_waiting_to_be_seen_does_not_stop_commits(tmp_path: Path) -> None:
+    database = await opened(tmp_path)
+    await database.commit(rows_of((b"a", b"1")))
+    showing = asyncio.create_task(database.show_others())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    showing.cancel()
+    await asyncio.wait([showing])
+
+    await database.commit(rows_of((b"a", b"2")))
+
+    assert await database.get(b"a") == b"2"
+    await database.close()
