@@ -230,7 +230,9 @@ class Runner:
             self._plan.say(f"{system.name} has failed: {error}")
             self._plan.say(traceback.format_exc())
             for workload in workloads:
-                self._measured(system, workload).failure = str(error)
+                # The whole story is said above; what is kept has no paths of this machine.
+                why = (str(error).strip() or repr(error)).splitlines()[-1]
+                self._measured(system, workload).failure = why
 
 
 def saved(path: Path, everything: dict[str, Any]) -> None:

@@ -61,7 +61,11 @@ class RedisClient(Client):
 
     async def depth(self) -> int:
         (group,) = self._client.xinfo_groups(self._stream)
-        return int(group["lag"])
+        if group["lag"] is not None:
+            return int(group["lag"])
+        # Now and then Redis does not know: then what comes behind the last one is counted.
+        last = group["last-delivered-id"].decode()
+        return len(self._client.xrange(self._stream, min=f"({last}"))
 
 
 def _received(entry_id: Any, entry: dict[bytes, bytes]) -> Received:
