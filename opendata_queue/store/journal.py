@@ -21,7 +21,7 @@ import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 from odq_encodings import (
     JOURNAL_HEAD_BYTES,
@@ -285,9 +285,9 @@ async def until_flushed(objects: Objects, path: str) -> None:
         await asyncio.sleep(_LOOK_MS / 1000)
         now = await asyncio.to_thread(_unseen, folder)
         waiting = {
-            number: last
-            for number, last in waiting.items()
-            if number in now and now[number][0] < last[1]
+            number: before
+            for number, before in waiting.items()
+            if number in now and now[number].flushed < before.last
         }
     if waiting:
         logger.warning(
@@ -296,8 +296,15 @@ async def until_flushed(objects: Objects, path: str) -> None:
         )
 
 
-def _unseen(database_folder: Path) -> dict[int, tuple[int, int]]:
-    """By the number of its journal, what is not flushed: the first sequence before it, the last."""
+class _Unseen(NamedTuple):
+    """What readers do not see of a journal: the sequences behind ``flushed``, up to ``last``."""
+
+    flushed: int
+    last: int
+
+
+def _unseen(database_folder: Path) -> dict[int, _Unseen]:
+    """The journals with commits that are not known to be flushed, by their numbers."""
     folder = database_folder / FOLDER
     found = {}
     for number in _numbers(folder):
@@ -305,7 +312,7 @@ def _unseen(database_folder: Path) -> dict[int, tuple[int, int]]:
         if records:
             last = records[max(records)]
             if any(one > last.flushed and record.rows for one, record in records.items()):
-                found[number] = last.flushed, last.sequence
+                found[number] = _Unseen(last.flushed, last.sequence)
     return found
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import slatedb.uniffi as slatedb
 
@@ -60,7 +60,8 @@ class JournaledWrites:
         """Held by whoever writes to the journal."""
         self._timer: asyncio.TimerHandle | None = None
         self._flusher: asyncio.Task[None] | None = None
-        self._applying: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Writes that go on to their end, whoever waits for them."""
         self._next_apply: asyncio.Task[None] | None = None
         """One that has not begun yet: it will hand over all that is durable by now."""
         self._closed: ClosedError | None = None
@@ -131,23 +132,14 @@ class JournaledWrites:
     async def _settled(self) -> None:
         """Wait until all that was durable when this was called can be read."""
         if self._pending or self._writing.locked():
-            applying = self._next_apply
-            if applying is None:
-                applying = asyncio.create_task(self._apply(), name=f"apply to {self._name}")
-                self._next_apply = applying
-                self._applying.add(applying)
-                applying.add_done_callback(self._applied)
-            # Whoever gives up reading must not stop a write half-way.
-            await asyncio.shield(applying)
+            if self._next_apply is None:
+                self._next_apply = self._begin(self._apply())
+            await asyncio.shield(self._next_apply)
 
     async def show_others(self) -> None:
         """Wait until readers in other processes can see all that is durable."""
         self._check_open()
-        flushing = asyncio.create_task(self.flush(), name=f"flush {self._name}")
-        self._applying.add(flushing)
-        flushing.add_done_callback(self._applied)
-        # Whoever gives up waiting must not stop a write half-way.
-        await asyncio.shield(flushing)
+        await asyncio.shield(self._begin(self.flush()))
 
     async def flush(self) -> None:
         """Have SlateDB make everything durable."""
@@ -167,9 +159,8 @@ class JournaledWrites:
         try:
             if self._timer is not None:
                 self._timer.cancel()
-            under_way = [*self._applying, *([] if self._flusher is None else [self._flusher])]
-            if under_way:
-                await asyncio.wait(under_way)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
             await self.flush()
             await asyncio.to_thread(self._journal.empty)
         finally:
@@ -216,10 +207,17 @@ class JournaledWrites:
                 with self._stopping():
                     await write_rows(self._db, _joined(taken))
 
-    def _applied(self, applying: asyncio.Task[None]) -> None:
-        self._applying.discard(applying)
-        if not applying.cancelled():
-            applying.exception()  # seen, even if those who wanted to read have gone
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something in a task of its own: who gives up waiting must not stop it half-way."""
+        task = asyncio.create_task(work, name=f"write {self._name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, even if those who waited have gone
 
     async def _take_all(self) -> tuple[list[PackedRows], int]:
         """What is to be flushed, and up to where in the journal that is. Hold both locks."""
@@ -241,7 +239,7 @@ class JournaledWrites:
 
     def _begin_flush(self) -> None:
         self._timer = None
-        self._flusher = asyncio.create_task(self._flush_now(), name=f"flush {self._name}")
+        self._flusher = self._begin(self._flush_now())
 
     async def _flush_now(self) -> None:
         try:
