@@ -7,7 +7,8 @@ repeats nothing and skips nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Final
 
 from odq_encodings import MessageMetadata
@@ -39,6 +40,36 @@ def published(entry: MessageMetadata) -> Published:
         entry.retention_seconds,
         dict(entry.headers),
     )
+
+
+def _alike_until(messages: Sequence[Published], first: int) -> int:
+    """Behind the last message that has the headers of the first, and so has all in between."""
+    headers = messages[first].headers
+    for place in range(first + 1, len(messages)):
+        its_headers = messages[place][5]
+        if its_headers is not headers and its_headers != headers:
+            return place
+    return len(messages)
+
+
+def _put_together(
+    messages: Sequence[Published], places: Sequence[tuple[int, list[Waiting]]]
+) -> None:
+    """Add messages to what waits in each of the places, with its priority.
+
+    By column: one by one, a message took four times as long.
+    """
+    if len(messages) == 1:
+        ((message_id, _, received_at, visible_at, retention, _),) = messages
+        deadline = retention_deadline(received_at, retention)
+        for priority, waiting in places:
+            waiting.append(new_tuple(Waiting, (priority, message_id, visible_at, deadline, 0)))
+        return
+    ids, _, received, visible, retentions, _ = zip(*messages, strict=True)
+    deadlines = [*map(retention_deadline, received, retentions)] if any(retentions) else repeat(0)
+    for priority, waiting in places:
+        fields = zip(repeat(priority), ids, visible, deadlines, repeat(0), strict=False)
+        waiting.extend(map(new_tuple, repeat(Waiting), fields))
 
 
 class Router:
@@ -76,7 +107,7 @@ class Router:
         done = 0
         while done < len(messages):
             await self.store.committer.room()
-            done += self._route(messages[done:])
+            done += self._route(messages[done:] if done else messages)
             if on_batch is not None:
                 on_batch()
             if done < len(messages):
@@ -96,33 +127,32 @@ class Router:
             return len(messages)
         now = store.clock.now_ms()
         routed: dict[str, tuple[StoredQueue, list[Waiting]]] = {}
-        alike = not store.index.asks_for_system_fields
-        headers: Mapping[str, str] | None = None
-        places: list[tuple[int, list[Waiting]]] = []
-        looked_at = count = 0
-        for message in messages:
-            if count >= _PLACES_AT_ONCE:
-                break
-            looked_at += 1
-            message_id, _, received_at, visible_at, retention_seconds, its_headers = message
-            sequence = message_id & 0xFFFF_FFFF
-            if sequence < self.next_sequence:
-                continue  # scanned and handed over
-            self.next_sequence = sequence + 1
-            if not alike or (its_headers is not headers and its_headers != headers):
-                headers = its_headers
-                places = self._places(message, routed)
-            count += len(places)
-            deadline = retention_deadline(received_at, retention_seconds)
-            for priority, waiting in places:
-                fields = priority, message_id, visible_at, deadline, 0
-                waiting.append(new_tuple(Waiting, fields))
+        looked_at = self._routed_before(messages)
+        count = 0
+        while looked_at < len(messages) and count < _PLACES_AT_ONCE:
+            behind = looked_at + 1
+            if not store.index.asks_for_system_fields:
+                behind = _alike_until(messages, looked_at)
+            places = self._places(messages[looked_at], routed)
+            if places:
+                behind = min(behind, looked_at + -(-(_PLACES_AT_ONCE - count) // len(places)))
+                count += len(places) * (behind - looked_at)
+                _put_together(messages[looked_at:behind], places)
+            looked_at = behind
+            self.next_sequence = (messages[behind - 1].message_id & 0xFFFF_FFFF) + 1
         for queue, waiting in routed.values():
             queue.state.route_many(waiting, now)
             queue.changed()
             queue.wake()
         self._remember()
         return looked_at
+
+    def _routed_before(self, messages: Sequence[Published]) -> int:
+        """How many of them, at the front, were scanned before they were handed over."""
+        for count, message in enumerate(messages):
+            if message.message_id & 0xFFFF_FFFF >= self.next_sequence:
+                return count
+        return len(messages)
 
     def _places(
         self, message: Published, routed: dict[str, tuple[StoredQueue, list[Waiting]]]

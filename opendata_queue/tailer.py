@@ -35,7 +35,8 @@ class Tailer:
         self._log = log
         self.router = router
         self._store: QueueStore = router.store
-        self._handed_over: deque[Published] = deque()
+        self._handed_over: deque[list[Published]] = deque()
+        self._handed_over_count = 0
         self._behind = True
         self._handed_over_end = 0
         """Behind the last message that was handed over; 0 if there is none to wait for."""
@@ -58,10 +59,11 @@ class Tailer:
             self.router.pass_by(last_id)
             return
         messages = listed()
-        if len(self._handed_over) + len(messages) > HANDED_OVER_AT_MOST:
+        if self._handed_over_count + len(messages) > HANDED_OVER_AT_MOST:
             self._forget_handed_over()
         elif not self._behind:
-            self._handed_over.extend(messages)
+            self._handed_over.append(messages)
+            self._handed_over_count += len(messages)
             self._handed_over_end = (last_id & 0xFFFF_FFFF) + 1
         self._idle.clear()
         self._work.set()
@@ -138,12 +140,22 @@ class Tailer:
         if self._behind:
             await self._scan()
         while self._handed_over:
-            count = min(len(self._handed_over), _ROUTED_AT_ONCE)
-            await self._route([self._handed_over.popleft() for _ in range(count)])
+            messages = self._next_handed_over()
+            for first in range(0, len(messages), _ROUTED_AT_ONCE):
+                await self._route(messages[first : first + _ROUTED_AT_ONCE])
+
+    def _next_handed_over(self) -> list[Published]:
+        """What was published together, and small batches put together."""
+        messages = self._handed_over.popleft()
+        while self._handed_over and len(messages) + len(self._handed_over[0]) <= _ROUTED_AT_ONCE:
+            messages += self._handed_over.popleft()
+        self._handed_over_count -= len(messages)
+        return messages
 
     def _forget_handed_over(self) -> None:
         """It will be scanned; nobody waits for that."""
         self._handed_over.clear()
+        self._handed_over_count = 0
         self._handed_over_end = 0
         self._behind = True
         self._moved.set()

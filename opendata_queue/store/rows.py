@@ -93,10 +93,14 @@ class Rows:
             return
         if {*map(type, keys), *map(type, values)} != {bytes}:
             raise TypeError("keys and values must all be bytes")
-        key_size, sizes = _common_size(keys), list(map(len, values))
-        headers = {size: _put_header(key_size, size, ttl_ms) for size in set(sizes)}
-        self._add([headers[size] for size in sizes], keys, values)
-        self._size_bytes += key_size * len(keys) + sum(sizes)
+        key_size, sizes, count = _common_size(keys), list(map(len, values)), len(keys)
+        if sizes.count(sizes[0]) == count:  # most often
+            headers = [_put_header(key_size, sizes[0], ttl_ms)] * count
+        else:
+            by_size = {size: _put_header(key_size, size, ttl_ms) for size in set(sizes)}
+            headers = [by_size[size] for size in sizes]
+        self._add(headers, keys, values)
+        self._size_bytes += key_size * count + sum(sizes)
 
     def delete_each(self, keys: Sequence[bytes]) -> None:
         """Remove keys of one length."""
