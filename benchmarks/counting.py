@@ -23,13 +23,12 @@ T = TypeVar("T")
 # Where a message's bytes are made: each is looked up in the module that calls it.
 _ENCODERS: Final = {
     "encode_inline_payload": "opendata_queue.message_rows",
-    "encode_inline_payloads": "opendata_queue.message_rows",
+    "inline_payload_columns": "opendata_queue.message_rows",
     "encode_message_metadata": "opendata_queue.message_rows",
-    "encode_messages_metadata": "opendata_queue.message_rows",
+    "message_metadata_columns": "opendata_queue.message_rows",
     "encode_payload_key": "opendata_queue.message_rows",
-    "encode_payload_keys": "opendata_queue.message_rows",
     "encode_metadata_log_key": "opendata_queue.message_rows",
-    "encode_metadata_log_keys": "opendata_queue.message_rows",
+    "metadata_log_key_columns": "opendata_queue.message_rows",
     "encode_headers": "opendata_queue.recent",
 }
 
@@ -103,7 +102,7 @@ def counted() -> Iterator[Counters]:
 def _counting(encode: Callable[..., Any], counters: Counters, name: str) -> Callable[..., Any]:
     def counting(*args: Any, **kwargs: Any) -> Any:
         encoded = encode(*args, **kwargs)
-        counters.add(name, len(encoded) if isinstance(encoded, list) else 1)
+        counters.add(name, len(args[0]) if name.endswith("_columns") else 1)
         return encoded
 
     return counting

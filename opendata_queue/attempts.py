@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from odq_encodings import Attempts, encode_attempts_key, encode_attempts_keys
+from odq_encodings import Attempts, AttemptsKey, encode_attempts_key
 from opendata_queue.store import DatabaseReads, Rows
 
 _KEPT: Final = 100_000
@@ -166,7 +166,9 @@ class AttemptsLedger:
                     first_ids.append(message_id)
         for message_id in first_ids:
             kept[message_id] = first_claims
-        rows.put_for_each(encode_attempts_keys(first_ids), first_value, ttl_ms)
+        rows.put_columns(
+            len(first_ids), AttemptsKey.columns(first_ids), [first_value], ttl_ms=ttl_ms
+        )
         # Nothing is forgotten here: it could be what is claimed next, together with this.
         for reading in self._readings:
             reading.claimed.update(message_ids)

@@ -13,16 +13,16 @@ from odq_encodings import (
     Expiry,
     MessageBlob,
     MessageBlobKey,
+    PayloadKey,
     UriPayload,
     encode_expiry_key,
     encode_inline_payload,
-    encode_inline_payloads,
     encode_message_metadata,
-    encode_messages_metadata,
     encode_metadata_log_key,
-    encode_metadata_log_keys,
     encode_payload_key,
-    encode_payload_keys,
+    inline_payload_columns,
+    message_metadata_columns,
+    metadata_log_key_columns,
 )
 from opendata_queue.payloads import BlobFolder
 from opendata_queue.recent import CheckedMessage, MessageBatch
@@ -44,23 +44,18 @@ def put_messages(
             put_message(rows, message_id, one, received_at, ttl_grace_ms)
         put_expiries(rows, first_id, messages.checked, received_at)
         return
-    # None has more than an inline payload and headers: column by column, at a third of the cost.
+    # None has more than an inline payload and headers: by column, at a fifth of the cost.
     count, first_sequence = len(messages), first_id & 0xFFFF_FFFF
     ids = range(first_id, first_id + count)
-    payloads = encode_inline_payloads(cast("list[bytes]", messages.payloads))
-    rows.put_each(encode_payload_keys(ids), payloads)
-    received = [received_at] * count
-    metadata = encode_messages_metadata(
-        ids,
-        received,
-        received,
-        received,
-        [0] * count,
-        list(map(len, messages.headers)),
-        messages.encoded_headers,
-    )
+    payloads = cast("list[bytes]", messages.payloads)
+    rows.put_columns(count, PayloadKey.columns(ids), inline_payload_columns(payloads))
+    counts, headers = list(map(len, messages.headers)), messages.encoded_headers
     sequences = range(first_sequence, first_sequence + count)
-    rows.put_each(encode_metadata_log_keys(sequences), metadata)
+    rows.put_columns(
+        count,
+        metadata_log_key_columns(sequences),
+        message_metadata_columns(ids, received_at, received_at, received_at, 0, counts, headers),
+    )
 
 
 def put_message(

@@ -18,6 +18,7 @@ from odq_encodings import (
     AttemptsKey,
     BacklogEntry,
     BacklogKey,
+    Column,
     DoneMessage,
     DoneMessages,
     DoneMessagesKey,
@@ -296,10 +297,10 @@ class StoredQueue:
             return
         # All in a few calls: for each of them it took three times as long.
         priorities, ids, visible_at, deadlines, attempts = zip(*messages, strict=True)
-        suffixes = map(_pack_backlog_suffix, priorities, ids)
-        self._committer.rows.put_each(
-            list(map(self._backlog_prefix.__add__, suffixes)),
-            list(map(_pack_backlog, visible_at, deadlines, attempts)),
+        self._committer.rows.put_columns(
+            len(messages),
+            self._backlog_keys(priorities, ids),
+            BacklogEntry.layout.columns("BacklogEntry", visible_at, deadlines, attempts),
         )
         places = zip(priorities, ids, strict=True)
         changes = zip(places, messages, strict=True)
@@ -315,10 +316,12 @@ class StoredQueue:
         if not messages:
             return
         priorities, ids, *_ = zip(*messages, strict=True)
-        suffixes = map(_pack_backlog_suffix, priorities, ids)
-        self._committer.rows.delete_each(list(map(self._backlog_prefix.__add__, suffixes)))
+        self._committer.rows.delete_columns(len(messages), self._backlog_keys(priorities, ids))
         places = zip(priorities, ids, strict=True)
         self._backlog_overlay.note_gone(places, self._committer.batch)
+
+    def _backlog_keys(self, priorities: Sequence[int], ids: Sequence[int]) -> list[Column]:
+        return [self._backlog_prefix, *BacklogKey.suffix.columns("BacklogKey", priorities, ids)]
 
     def put_schedule(self, message: Waiting) -> None:
         self._due_from = min(self._due_from, _due_order(message))

@@ -41,10 +41,9 @@ ENCODINGS: Final = (
     "encode_message_metadata",
 )
 BATCH_ENCODINGS: Final = (
-    "encode_inline_payloads",
-    "encode_payload_keys",
-    "encode_metadata_log_keys",
-    "encode_messages_metadata",
+    "inline_payload_columns",
+    "metadata_log_key_columns",
+    "message_metadata_columns",
 )
 
 

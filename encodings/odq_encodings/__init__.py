@@ -11,7 +11,7 @@ from odq_encodings.active_messages import (
     InFlightMessage,
 )
 from odq_encodings.arrays import join_array
-from odq_encodings.attempts import Attempts, AttemptsKey, encode_attempts_key, encode_attempts_keys
+from odq_encodings.attempts import Attempts, AttemptsKey, encode_attempts_key
 from odq_encodings.blob_reference import BLOB_ID_BYTES, BlobReference, BlobReferenceKey
 from odq_encodings.bulk_shards import (
     FINISHED,
@@ -30,6 +30,7 @@ from odq_encodings.bulk_shards import (
     BulkWaitingKey,
     encode_bulk_expiry_key,
 )
+from odq_encodings.columns import Column, Each, Fixed, woven
 from odq_encodings.errors import EncodingError
 from odq_encodings.finished_messages import (
     DoneMessage,
@@ -62,11 +63,12 @@ from odq_encodings.metadata_log import (
     MetadataLogKey,
     encode_headers,
     encode_message_metadata,
-    encode_messages_metadata,
     encode_metadata_log_key,
     encode_metadata_log_keys,
+    message_metadata_columns,
     message_metadata_fields,
     metadata_fields_alike,
+    metadata_log_key_columns,
     metadata_log_prefix,
 )
 from odq_encodings.payload import (
@@ -77,10 +79,10 @@ from odq_encodings.payload import (
     UriPayload,
     decode_payload,
     encode_inline_payload,
-    encode_inline_payloads,
     encode_payload_key,
     encode_payload_keys,
     inline_payload,
+    inline_payload_columns,
     inline_payloads,
 )
 from odq_encodings.primitives import decode_terminated_bytes, decode_utf8
@@ -170,11 +172,13 @@ __all__ = [
     "BulkWaitingKey",
     "ClockKey",
     "ClockMark",
+    "Column",
     "Cursor",
     "CursorKey",
     "DoneMessage",
     "DoneMessages",
     "DoneMessagesKey",
+    "Each",
     "EncodingError",
     "ExpiredEntries",
     "ExpiredEntriesKey",
@@ -187,6 +191,7 @@ __all__ = [
     "FailureKey",
     "Finished",
     "FinishedKey",
+    "Fixed",
     "IdempotencyRecord",
     "IdempotencyRecordKey",
     "InFlightMessage",
@@ -231,16 +236,13 @@ __all__ = [
     "decode_terminated_bytes",
     "decode_utf8",
     "encode_attempts_key",
-    "encode_attempts_keys",
     "encode_bulk_expiry_key",
     "encode_due",
     "encode_expiry_key",
     "encode_headers",
     "encode_inline_payload",
-    "encode_inline_payloads",
     "encode_journal_head",
     "encode_message_metadata",
-    "encode_messages_metadata",
     "encode_metadata_log_key",
     "encode_metadata_log_keys",
     "encode_payload_key",
@@ -248,14 +250,18 @@ __all__ = [
     "encode_terminated_bytes",
     "encode_utf8",
     "inline_payload",
+    "inline_payload_columns",
     "inline_payloads",
     "inspect_key",
     "inspect_record",
     "inspect_row",
     "join_array",
+    "message_metadata_columns",
     "message_metadata_fields",
     "metadata_fields_alike",
+    "metadata_log_key_columns",
     "metadata_log_prefix",
     "read_journal_records",
     "row_kind",
+    "woven",
 ]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Self
 
 from odq_encodings.arrays import checked_elements, join_array
@@ -53,11 +51,3 @@ def encode_attempts_key(message_id: int) -> bytes:
         return _pack_key(_KEY_PREFIX, message_id)
     except (struct.error, OverflowError):
         return AttemptsKey(message_id=message_id).encode()  # names what is wrong
-
-
-def encode_attempts_keys(message_ids: Sequence[int]) -> list[bytes]:
-    """``encode_attempts_key`` of each, at a third of the cost."""
-    try:
-        return list(map(_pack_key, repeat(_KEY_PREFIX), message_ids))
-    except (struct.error, OverflowError):
-        return list(map(encode_attempts_key, message_ids))  # names what is wrong

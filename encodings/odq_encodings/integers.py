@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, Final
 
+from odq_encodings.columns import Column, Fixed
 from odq_encodings.errors import EncodingError, shown
 
 _NAMES: Final = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64", "q": "i64"}
@@ -83,6 +85,27 @@ class IntegerRun:
     def pack_fields(self, record: object) -> bytes:
         """Pack the attributes of ``record`` that have the names of this run."""
         return self.pack(type(record).__name__, *self._values_of(record))
+
+    def columns(self, record: str, *values: Sequence[int] | int) -> list[Column]:
+        """The run of many records at once, given by column; a number is the same in all of them.
+
+        It takes the callers' word that their values are ``int``.
+        """
+        try:
+            return [
+                self._column(field, column)
+                for field, column in zip(self.fields, values, strict=True)
+            ]
+        except (struct.error, OverflowError):
+            rows = zip(*(repeat(c) if isinstance(c, int) else c for c in values), strict=False)
+            for row in rows:
+                self.pack(record, *row)  # names what is wrong
+            raise
+
+    def _column(self, field: IntegerField, values: Sequence[int] | int) -> Column:
+        if isinstance(values, int):
+            return struct.pack(self.order + field.code, values)
+        return Fixed(struct.pack(f"{self.order}{len(values)}{field.code}", *values), field.size)
 
     def _misfit(self, record: str, values: tuple[object, ...]) -> EncodingError:
         for field, value in zip(self.fields, values, strict=True):

@@ -6,11 +6,10 @@ import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import starmap
-from operator import add
 from typing import Final, Self
 
 from odq_encodings.arrays import checked_elements
+from odq_encodings.columns import Column, Each
 from odq_encodings.errors import EncodingError, shown
 from odq_encodings.integers import IntegerRun
 from odq_encodings.key_prefix import RecordType
@@ -98,6 +97,11 @@ def encode_metadata_log_keys(sequences: range) -> list[bytes]:
         return list(map(_DEFAULT_PREFIX.__add__, map(_pack_sequence, sequences)))
     except (struct.error, OverflowError):
         return list(map(encode_metadata_log_key, sequences))  # names what is wrong
+
+
+def metadata_log_key_columns(sequences: Sequence[int]) -> list[Column]:
+    """``MetadataLogKey``s of the log without an instance, by column."""
+    return [_DEFAULT_PREFIX, *_SEQUENCE.columns("MetadataLogKey", sequences)]
 
 
 def _instance_of(reader: Reader) -> str | None:
@@ -275,22 +279,18 @@ def encode_message_metadata(
         return _FIXED_PART.pack("MessageMetadata", *fixed_part) + headers  # names what is wrong
 
 
-def encode_messages_metadata(
+def message_metadata_columns(
     message_ids: Sequence[int],
-    created_at: Sequence[int],
-    received_at: Sequence[int],
-    visible_at: Sequence[int],
-    retention_seconds: Sequence[int],
+    created_at: Sequence[int] | int,
+    received_at: Sequence[int] | int,
+    visible_at: Sequence[int] | int,
+    retention_seconds: Sequence[int] | int,
     header_counts: Sequence[int],
     headers: Sequence[bytes],
-) -> list[bytes]:
-    """``encode_message_metadata`` of each, given by column, at half of the cost."""
+) -> list[Column]:
+    """``MessageMetadata`` by column, the headers encoded already; a number is the same in all."""
     fixed = (message_ids, created_at, received_at, visible_at, retention_seconds, header_counts)
-    try:
-        return list(map(add, map(_pack_fixed_part, *fixed), headers))
-    except (struct.error, OverflowError):
-        columns = zip(*fixed, headers, strict=True)
-        return list(starmap(encode_message_metadata, columns))  # names what is wrong
+    return [*_FIXED_PART.columns("MessageMetadata", *fixed), Each.of(headers)]
 
 
 def encode_headers(headers: Collection[tuple[str, str]]) -> bytes:

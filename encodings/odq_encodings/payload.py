@@ -7,10 +7,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from operator import add
 from typing import Self
 
 from odq_encodings.arrays import encode_count
+from odq_encodings.columns import Column, Each
 from odq_encodings.errors import EncodingError
 from odq_encodings.integers import U16_MAX, IntegerRun
 from odq_encodings.key_prefix import RecordType
@@ -22,6 +22,7 @@ MAX_INLINE_PAYLOAD_BYTES = U16_MAX
 
 _KEY_PREFIX = RecordType.PAYLOAD.prefix
 _KIND = IntegerRun("<", kind="B")
+_COUNT = IntegerRun("<", count="H")
 
 
 class PayloadKind(enum.IntEnum):
@@ -93,21 +94,23 @@ def encode_payload_key(message_id: int) -> bytes:
         return _KEY_PREFIX + MESSAGE_ID_KEY.pack("PayloadKey", message_id)  # names what is wrong
 
 
-def encode_inline_payloads(payloads: Sequence[bytes]) -> list[bytes]:
-    """``encode_inline_payload`` of each, at a third of the cost."""
-    sizes = list(map(len, payloads))
-    if {*map(type, payloads)} <= {bytes} and max(sizes, default=0) <= MAX_INLINE_PAYLOAD_BYTES:
-        heads = {size: _pack_inline_head(_INLINE, size) for size in set(sizes)}
-        return list(map(add, map(heads.__getitem__, sizes), payloads))
-    return list(map(encode_inline_payload, payloads))  # says what is wrong
-
-
 def encode_payload_keys(message_ids: range) -> list[bytes]:
     """``encode_payload_key`` of each, at a third of the cost."""
     try:
         return list(map(_pack_key, repeat(_KEY_PREFIX), message_ids))
     except (struct.error, OverflowError):
         return list(map(encode_payload_key, message_ids))  # names what is wrong
+
+
+def inline_payload_columns(payloads: Sequence[bytes]) -> list[Column]:
+    """``InlinePayload``s by column."""
+    data = Each.of(payloads)
+    if isinstance(data, bytes):
+        return [encode_inline_payload(data)]
+    if max(data.sizes, default=0) > MAX_INLINE_PAYLOAD_BYTES:
+        for one in payloads:
+            encode_inline_payload(one)  # says what is wrong
+    return [_INLINE, *_COUNT.columns("InlinePayload", data.sizes), data]
 
 
 def _expect_kind(reader: Reader, expected: PayloadKind) -> None:

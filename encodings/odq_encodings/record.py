@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from odq_encodings.columns import Column
 from odq_encodings.errors import EncodingError
 from odq_encodings.integers import IntegerRun
 from odq_encodings.key_prefix import MAX_KEY_BYTES, VERSION, RecordType
@@ -52,6 +54,11 @@ class MessageIdKey(Record):
     def encode(self) -> bytes:
         name = type(self).__name__
         return self.record_type.prefix + MESSAGE_ID_KEY.pack(name, self.message_id)
+
+    @classmethod
+    def columns(cls, message_ids: Sequence[int]) -> list[Column]:
+        """Many of them, by column."""
+        return [cls.record_type.prefix, *MESSAGE_ID_KEY.columns(cls.__name__, message_ids)]
 
     @classmethod
     def read(cls, reader: Reader) -> Self:

@@ -20,12 +20,12 @@ import slatedb.uniffi as slatedb
 
 from opendata_queue.store.batch_writer import (
     Tier,
-    Unusable,
     active_tier,
     check_checksums,
     checked_binding,
     native_jobs,
 )
+from opendata_queue.store.native_library import Unusable
 
 logger = logging.getLogger(__name__)
 

@@ -25,10 +25,8 @@ import logging
 import os
 import queue
 import struct
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
 from typing import Any
 
 import slatedb.uniffi as slatedb
@@ -46,6 +44,7 @@ from opendata_queue.store.native_jobs import (
     Wal,
     log_unheard,
 )
+from opendata_queue.store.native_library import NATIVE_ABI, Unusable, load_native
 from opendata_queue.store.packed_rows import AnyRows
 from opendata_queue.store.rows import HEADER, Op
 
@@ -110,10 +109,6 @@ def active_tier() -> Tier:
 _AfterFlush = Callable[[], None] | None
 _OnStart = Callable[[], None] | None
 _Writer = Callable[[slatedb.Db, AnyRows, bool, _AfterFlush, _OnStart], Coroutine[Any, Any, None]]
-
-
-class Unusable(Exception):
-    """Why a tier cannot be used here."""
 
 
 def _writer(tier: Tier | None) -> _Writer:
@@ -344,10 +339,6 @@ def _deliver(
 
 # --- tier: compiled -------------------------------------------------------------------------------
 
-NATIVE_ABI = 6
-_SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
-NATIVE_LIBRARY = Path(__file__).parent / "native" / f"_batch_writer{_SUFFIX}"
-
 
 @functools.cache
 def native_jobs() -> NativeJobs:
@@ -412,17 +403,12 @@ def _blocking_write() -> Callable[[slatedb.Db, bytes, bool], None]:
 
 
 def _load_native() -> ctypes.CDLL:
-    if not NATIVE_LIBRARY.exists():
-        raise Unusable(f"{NATIVE_LIBRARY.name} was not built at installation (no C compiler?)")
-    try:
-        library = ctypes.CDLL(str(NATIVE_LIBRARY))
-        layout = library.odq_layout
-    except (OSError, AttributeError) as error:
-        raise Unusable(f"{NATIVE_LIBRARY.name} cannot be loaded: {error}") from None
+    library = load_native()
     expected = _native_layout()
     found = (ctypes.c_uint32 * len(expected))()
-    if layout(found, ctypes.c_uint32(len(expected))) != len(expected) or [*found] != expected:
-        raise Unusable(f"{NATIVE_LIBRARY.name} has the layout {[*found]}, not {expected}: rebuild")
+    count = library.odq_layout(found, ctypes.c_uint32(len(expected)))
+    if count != len(expected) or [*found] != expected:
+        raise Unusable(f"the C helper has the layout {[*found]}, not {expected}: rebuild")
     return library
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from opendata_queue.store.rows import HEADER, Op, Rows
+from opendata_queue.store.rows import HEADER, Rows, UnpackedRow, unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,9 @@ class PackedRows:
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[tuple[Op, bytes, bytes, int]]:
-        """Each row as (op, key, value, ttl ms), for the tiers that write row by row."""
-        data, at = self.data, 0
-        while at < len(data):
-            op, key_size, value_size, ttl_ms = HEADER.unpack_from(data, at)
-            key_end = at + HEADER.size + key_size
-            start, at = at + HEADER.size, key_end + value_size
-            if at > len(data):
-                raise ValueError(f"a row ends at byte {at}, and there are {len(data)}")
-            yield Op(op), data[start:key_end], data[key_end:at], ttl_ms
+    def __iter__(self) -> Iterator[UnpackedRow]:
+        """Each row, for the tiers that write row by row."""
+        return unpacked(self.data)
 
     @property
     def size_bytes(self) -> int:

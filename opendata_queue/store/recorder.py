@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import slatedb.uniffi as slatedb
 
-from opendata_queue.store.batch_writer import Unusable, check_checksums, checked_binding
+from opendata_queue.store.batch_writer import check_checksums, checked_binding
+from opendata_queue.store.native_library import Unusable
 
 logger = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from odq_encodings import (
     AttemptsKey,
     AvailableMessage,
     BacklogCount,
+    BacklogEntry,
     DoneMessages,
     EncodingError,
     FailedMessages,
@@ -36,21 +37,22 @@ from odq_encodings import (
     decode_terminated_bytes,
     decode_utf8,
     encode_attempts_key,
-    encode_attempts_keys,
     encode_inline_payload,
-    encode_inline_payloads,
     encode_message_metadata,
-    encode_messages_metadata,
     encode_metadata_log_key,
     encode_metadata_log_keys,
     encode_payload_key,
     encode_payload_keys,
     encode_terminated_bytes,
     encode_utf8,
+    inline_payload_columns,
     inspect_key,
     inspect_record,
     inspect_row,
+    message_metadata_columns,
+    metadata_log_key_columns,
     row_kind,
+    woven,
 )
 from tests.format import strategies
 from tests.format.strategies import RECORDS, i64, u8, u32, u64
@@ -282,6 +284,15 @@ def test_a_decoding_error_survives_pickling() -> None:
     assert (copy.record, copy.field, copy.offset) == ("InFlightMessage", "claimed_at", 9)
 
 
+def _sent_at_once(message_id: int, header_count: int, headers: bytes) -> bytes:
+    return encode_message_metadata(message_id, 1, 2, 3, 4, header_count, headers)
+
+
+def _backlog_entry(visible_at: int, deadline: int) -> bytes:
+    entry = BacklogEntry(visible_at=visible_at, retention_deadline=deadline, attempts=3)
+    return entry.encode()
+
+
 @given(
     st.integers(0, 2**63),
     st.lists(st.tuples(st.binary(max_size=40), i64, i64, i64, u32, u8, st.binary(max_size=9))),
@@ -294,12 +305,26 @@ def test_many_rows_that_are_encoded_by_column_are_those_that_are_encoded_one_by_
     columns: list[list[Any]] = [[row[place] for row in rows] for place in range(1, 7)]
 
     assert encode_payload_keys(ids) == [encode_payload_key(one) for one in ids]
-    assert encode_attempts_keys(ids) == [encode_attempts_key(one) for one in ids]
     assert encode_metadata_log_keys(ids) == [encode_metadata_log_key(one) for one in ids]
-    assert encode_inline_payloads(payloads) == [encode_inline_payload(one) for one in payloads]
-    assert encode_messages_metadata(ids, *columns) == [
-        encode_message_metadata(one, *row[1:]) for one, row in zip(ids, rows, strict=True)
-    ]
+    for by_column, one_by_one in (
+        (PayloadKey.columns(ids), map(encode_payload_key, ids)),
+        (AttemptsKey.columns(ids), map(encode_attempts_key, ids)),
+        (metadata_log_key_columns(ids), map(encode_metadata_log_key, ids)),
+        (inline_payload_columns(payloads), map(encode_inline_payload, payloads)),
+        (
+            message_metadata_columns(ids, *columns),
+            map(encode_message_metadata, ids, *columns),
+        ),
+        (
+            message_metadata_columns(ids, 1, 2, 3, 4, *columns[-2:]),
+            map(_sent_at_once, ids, *columns[-2:]),
+        ),
+        (
+            BacklogEntry.layout.columns("BacklogEntry", *columns[:2], 3),
+            (_backlog_entry(visible_at, deadline) for _, visible_at, deadline, *_ in rows),
+        ),
+    ):
+        assert woven(by_column, len(rows)) == b"".join(one_by_one)
 
 
 @given(st.tuples(u64, u64, u64, u64, u64, u64, i64), st.lists(st.tuples(u8, u64, u64)))
@@ -320,11 +345,17 @@ def test_what_can_not_be_encoded_by_column_is_named_like_alone() -> None:
     behind = range(2**64 - 1, 2**64 + 1)
     with pytest.raises(EncodingError, match="PayloadKey"):
         encode_payload_keys(behind)
-    with pytest.raises(EncodingError, match="AttemptsKey"):
-        encode_attempts_keys(behind)
+    with pytest.raises(EncodingError, match="PayloadKey"):
+        PayloadKey.columns(behind)
+    with pytest.raises(EncodingError, match="MetadataLogKey"):
+        metadata_log_key_columns(behind)
     with pytest.raises(EncodingError, match="MetadataLogKey"):
         encode_metadata_log_keys(behind)
     with pytest.raises(EncodingError, match="InlinePayload"):
-        encode_inline_payloads([b"", bytes(65_536)])
+        inline_payload_columns([b"", bytes(65_536)])
+    with pytest.raises(EncodingError, match="InlinePayload"):
+        inline_payload_columns([bytes(65_536)] * 2)
     with pytest.raises(EncodingError, match="visible_at"):
-        encode_messages_metadata([1], [1], [1], [2**63], [1], [0], [b""])
+        message_metadata_columns([1, 2], [1, 1], [1, 1], [0, 2**63], 1, [0, 0], [b"", b""])
+    with pytest.raises(EncodingError, match="visible_at"):
+        message_metadata_columns([1, 2], 1, 1, 2**63, 1, [0, 0], [b"", b""])

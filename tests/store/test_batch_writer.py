@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import slatedb.uniffi as slatedb
 
-from opendata_queue.store import Database, Objects, StoreSettings, batch_writer
+from odq_encodings import Column, Each, Fixed
+from opendata_queue.store import Database, Objects, StoreSettings, batch_writer, native_library
 from opendata_queue.store.batch_writer import (
     BatchWriterUnavailable,
     Tier,
@@ -39,7 +40,7 @@ LOGGER = "opendata_queue.store.batch_writer"
 HANG_S = 120  # only ever waited for when something is broken
 
 needs_native = pytest.mark.skipif(
-    not batch_writer.NATIVE_LIBRARY.exists(), reason="the C helper was not built"
+    not native_library.NATIVE_LIBRARY.exists(), reason="the C helper was not built"
 )
 TIERS = [pytest.param(tier, marks=needs_native if tier is Tier.compiled else ()) for tier in Tier]
 every_tier = pytest.mark.parametrize("tier", TIERS)
@@ -602,7 +603,7 @@ def test_another_layout_of_a_structure_steps_down(
 def test_without_the_c_helper_the_ctypes_tier_is_used_and_said_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    _assume(monkeypatch, "NATIVE_LIBRARY", tmp_path / "_batch_writer.so")
+    monkeypatch.setattr(native_library, "NATIVE_LIBRARY", tmp_path / "_batch_writer.so")
     assert [active_tier(), active_tier()] == [Tier.ctypes] * 2
     assert caplog.messages == [
         "batch writer steps down to tier ctypes (compiled cannot be used: _batch_writer.so was not "
@@ -616,7 +617,7 @@ def test_a_c_helper_that_cannot_be_loaded_steps_down(
 ) -> None:
     broken = tmp_path / "_batch_writer.so"
     broken.write_bytes(b"no library")
-    _assume(monkeypatch, "NATIVE_LIBRARY", broken)
+    monkeypatch.setattr(native_library, "NATIVE_LIBRARY", broken)
     assert active_tier() is Tier.ctypes
     assert "cannot be loaded" in caplog.messages[0]
 
@@ -626,7 +627,7 @@ def test_a_c_helper_that_cannot_be_loaded_steps_down(
 def test_a_c_helper_of_another_version_steps_down(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _assume(monkeypatch, "NATIVE_ABI", batch_writer.NATIVE_ABI + 1)
+    monkeypatch.setattr(native_library, "NATIVE_ABI", native_library.NATIVE_ABI + 1)
     assert active_tier() is Tier.ctypes
     assert "rebuild" in caplog.messages[0]
 
@@ -645,7 +646,7 @@ def test_the_environment_forces_a_tier(
 def test_a_forced_tier_that_cannot_work_is_an_error_that_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    _assume(monkeypatch, "NATIVE_LIBRARY", tmp_path / "_batch_writer.so")
+    monkeypatch.setattr(native_library, "NATIVE_LIBRARY", tmp_path / "_batch_writer.so")
     monkeypatch.setenv(batch_writer.TIER_VARIABLE, "compiled")
     with pytest.raises(BatchWriterUnavailable, match=r"compiled cannot be used: .* was not built"):
         active_tier()
@@ -684,56 +685,68 @@ def test_rows_are_packed_as_documented() -> None:
     assert rows.size_bytes == 8 + 1 + 4
 
 
-def test_rows_that_are_alike_are_packed_like_any_others() -> None:
-    keys, values = [b"a1", b"b2", b"c3"], [b"one", b"three", b"two"]
-    alike, one_by_one = Rows(), Rows()
+KEYS: list[Column] = [b"k", Fixed(b"123", 1)]
 
-    alike.put_for_each(keys, b"value")
-    alike.put_for_each(keys, b"soon", ttl_ms=5)
-    alike.put_each(keys, values)
-    alike.put_each(keys, values, ttl_ms=7)
-    alike.put_each([], [])
-    alike.delete_each(keys)
-    alike.delete_each([])
+
+def test_rows_that_are_given_by_column_are_packed_like_any_others() -> None:
+    values = [b"one", b"three", b"two"]
+    by_column, one_by_one = Rows(), Rows()
+
+    by_column.put_columns(3, KEYS, [b"value"])
+    by_column.put_columns(3, KEYS, [b"soon"], ttl_ms=5)
+    by_column.put_columns(3, KEYS, [b"=", Each.of(values)])
+    by_column.put_columns(3, KEYS, [Each.of(values), b"", Each.of(values[::-1])], ttl_ms=7)
+    by_column.put_columns(0, [b"k", Fixed(b"", 1)], [Each.of([])])
+    by_column.delete_columns(3, KEYS)
+    by_column.delete_columns(0, [b"k", Fixed(b"", 1)])
+    keys = [b"k1", b"k2", b"k3"]
     for key in keys:
         one_by_one.put(key, b"value")
     for key in keys:
         one_by_one.put(key, b"soon", ttl_ms=5)
-    for ttl_ms in (None, 7):
-        for key, value in zip(keys, values, strict=True):
-            one_by_one.put(key, value, ttl_ms=ttl_ms)
+    for key, value in zip(keys, values, strict=True):
+        one_by_one.put(key, b"=" + value)
+    for key, value, other in zip(keys, values, values[::-1], strict=True):
+        one_by_one.put(key, value + other, ttl_ms=7)
     for key in keys:
         one_by_one.delete(key)
 
-    assert alike.packed() == one_by_one.packed()
-    assert (len(alike), alike.size_bytes) == (len(one_by_one), one_by_one.size_bytes)
+    assert by_column.packed() == one_by_one.packed()
+    assert list(by_column) == list(one_by_one)
+    assert (len(by_column), by_column.size_bytes) == (len(one_by_one), one_by_one.size_bytes)
 
 
-@pytest.mark.parametrize("keys", [[b"a", b"bb"], [b"a", "b"], [b""], [b"a", bytearray(b"b")]])
-def test_keys_that_are_not_alike_are_refused_and_change_nothing(keys: Any) -> None:
+@pytest.mark.parametrize(
+    "keys", [[Each.of([b"a", b"bb"])], [b""], [b"k", Fixed(b"123", 1)], [Each([b"a"], [1])]]
+)
+def test_keys_by_column_that_do_not_fit_are_refused_and_change_nothing(keys: list[Column]) -> None:
     rows = Rows()
 
-    with pytest.raises((ValueError, TypeError)):
-        rows.put_for_each(keys, b"value")
-    with pytest.raises((ValueError, TypeError)):
-        rows.put_each(keys, [b"value"] * len(keys))
-    with pytest.raises((ValueError, TypeError)):
-        rows.delete_each(keys)
+    with pytest.raises(ValueError, match=r"keys are not|key is empty|items for 2 rows"):
+        rows.put_columns(2, keys, [b"value"])
+    with pytest.raises(ValueError, match=r"keys are not|key is empty|items for 2 rows"):
+        rows.delete_columns(2, keys)
 
     assert not len(rows)
     assert rows.packed() == b""
 
 
 @pytest.mark.parametrize(
-    ("values", "ttl_ms"), [([b"1"], None), ([b"1", "2"], None), ([b"1", b"2"], 0)]
+    ("values", "ttl_ms"),
+    [
+        ([Each.of([b"1", b"2", b"3"])], None),
+        ([Fixed(b"12345", 2)], None),
+        ([Each([b"1", b"22"], [2, 2])], None),
+        ([b"1"], 0),
+    ],
 )
-def test_values_that_do_not_fit_their_keys_are_refused_and_change_nothing(
-    values: Any, ttl_ms: int | None
+def test_values_by_column_that_do_not_fit_are_refused_and_change_nothing(
+    values: list[Column], ttl_ms: int | None
 ) -> None:
     rows = Rows()
 
-    with pytest.raises((ValueError, TypeError)):
-        rows.put_each([b"a", b"b"], values, ttl_ms)
+    with pytest.raises(ValueError, match=r"items for 2 rows|not what the columns hold|ttl_ms is 0"):
+        rows.put_columns(2, [b"k", Fixed(b"12", 1)], values, ttl_ms=ttl_ms)
 
     assert rows.packed() == b""
 

@@ -1,5 +1,5 @@
 /* Writes packed batches of rows to SlateDB through the C symbols of its Python binding, makes them
- * durable, appends them to journals, and reads the rows of short scans.
+ * durable, appends them to journals, and reads the rows of short scans. Weaves columns into rows.
  *
  * Two ways to ask for it. `odq_write` does all in one call that blocks, so the thread that calls
  * needs the GIL only before and after it. `odq_submit_write`, `odq_submit_append` and
@@ -32,7 +32,7 @@
 #define fdatasync fsync
 #endif
 
-#define ODQ_ABI 6
+#define ODQ_ABI 7
 #define EXPORT __attribute__((visibility("default")))
 
 /* uniffi 0.31, contract version 30 */
@@ -96,6 +96,7 @@ typedef struct { uint64_t number, wal_next; int32_t result, error_number; RustCa
 
 enum { OP_PUT = 1, OP_PUT_TTL = 2, OP_DELETE = 3, HEADER_BYTES = 16, LENGTH_BYTES = 4 };
 enum { TTL_EXPIRE_AFTER_MILLIS = 3, TTL_BYTES = 12 };
+enum { MOST_COLUMNS = 32, SIZE_BYTES = 4 };
 
 /* What this file was compiled to believe, for the caller to compare before its first write. */
 EXPORT uint32_t odq_layout(uint32_t *out, uint32_t capacity) {
@@ -110,6 +111,62 @@ EXPORT uint32_t odq_layout(uint32_t *out, uint32_t capacity) {
     const uint32_t count = sizeof layout / sizeof *layout;
     for (uint32_t i = 0; i < count && i < capacity; i++) out[i] = layout[i];
     return count;
+}
+
+/* Where a column is read: `width` bytes for each row, the same again if it is below 0, or as many as
+ * `sizes` say for each row if it is 0. */
+typedef struct { const uint8_t *at, *sizes; int64_t width; } Column;
+
+static uint64_t width_of(const Column *column, uint64_t row) {
+    uint32_t size;
+    if (column->width) return (uint64_t)(column->width < 0 ? -column->width : column->width);
+    memcpy(&size, column->sizes + SIZE_BYTES * row, SIZE_BYTES);
+    return size;
+}
+
+/* Finds the columns in `data`, where they follow each other; returns the bytes of all rows, or
+ * UINT64_MAX if they are not all there, or not all that is there. No sum overflows: what a column has
+ * is bounded by `size`, and what is the same in all rows by `most`. */
+static uint64_t find_columns(Column *columns, uint32_t how_many, uint64_t count, const uint8_t *data,
+                             uint64_t size, uint64_t most) {
+    uint64_t taken = 0, total = 0;
+    for (Column *column = columns; column < columns + how_many; column++) {
+        uint64_t own = 0, each = 0;
+        if (!column->width) {
+            if (count > (size - taken) / SIZE_BYTES) return UINT64_MAX;
+            column->sizes = data + taken;
+            taken += SIZE_BYTES * count;
+            for (uint64_t row = 0; row < count; row++) own += width_of(column, row);
+        } else {
+            each = width_of(column, 0);
+            if (each > (column->width < 0 ? most : size) / count) return UINT64_MAX;
+            own = column->width < 0 ? each : each * count;
+        }
+        if (own > size - taken) return UINT64_MAX;
+        column->at = data + taken;
+        taken += own;
+        total += column->width < 0 ? each * count : own;
+    }
+    return taken == size ? total : UINT64_MAX;
+}
+
+/* Joins `count` rows, each of which has its bytes of every column, to the `out_size` bytes at `out`.
+ * weaving.py says what `widths` mean. ODQ_MALFORMED: the columns have other rows than that. */
+EXPORT int32_t odq_weave(const int64_t *widths, uint32_t how_many, uint64_t count, const uint8_t *data,
+                         uint64_t size, uint8_t *out, uint64_t out_size) {
+    Column columns[MOST_COLUMNS] = {{0}};
+    if (how_many > MOST_COLUMNS || !count) return ODQ_MALFORMED;
+    for (uint32_t i = 0; i < how_many; i++) columns[i].width = widths[i];
+    if (find_columns(columns, how_many, count, data, size, out_size) != out_size) return ODQ_MALFORMED;
+    for (uint64_t row = 0; row < count; row++) {
+        for (Column *column = columns; column < columns + how_many; column++) {
+            const uint64_t width = width_of(column, row);
+            memcpy(out, column->at, width);
+            out += width;
+            if (column->width >= 0) column->at += width;
+        }
+    }
+    return ODQ_OK;
 }
 
 static uint64_t read_le(const uint8_t *at, unsigned bytes) {
