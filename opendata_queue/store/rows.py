@@ -92,9 +92,9 @@ class Rows:
         *,
         ttl_ms: int | None = None,
     ) -> None:
-        """Put so many rows, given by column: a quarter of what ``put`` costs, and no call to encode each.
+        """Put so many rows, given by column, all keys of one length.
 
-        All keys are of one length.
+        A row costs a quarter of what ``put`` costs, and nobody has to encode it by itself.
         """
         if not count:
             return
