@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.compare import report
 from benchmarks.compare.__main__ import that_matter
-from benchmarks.compare.cells import Outcome
+from benchmarks.compare.cells import Cell, Outcome
 from benchmarks.compare.content import (
     HEADERS,
     WrongMessages,
@@ -36,6 +36,7 @@ from benchmarks.compare.growth import growth_lines, growth_targets
 from benchmarks.compare.runner import Comparison, Measured, Plan, Runner
 from benchmarks.compare.servers import lacking, listens, server
 from benchmarks.compare.systems import KEYS, find
+from benchmarks.compare.workloads import WORKLOADS
 
 REPOSITORY = Path(__file__).parents[1]
 # A system of ours in another dress, or slow to start: `make bench` runs them all.
@@ -107,7 +108,7 @@ def test_cells_run_in_fresh_processes_and_come_out_as_a_table(tmp_path: Path) ->
         seconds=0.05,
         root=tmp_path,
         say=said.append,
-        waiting=300,
+        messages=300,
     )
 
     found = Runner(plan).run()
@@ -119,6 +120,20 @@ def test_cells_run_in_fresh_processes_and_come_out_as_a_table(tmp_path: Path) ->
     assert ours.startswith("| OpenData Queue, file |")
     assert "†" in theirs  # it takes messages one by one
     assert {one.what for one in report.targets(found)} == {"W2", "W5 p50"}
+
+
+def test_a_contender_whose_publishes_become_dearer_has_to_publish_all(tmp_path: Path) -> None:
+    system = find("queue-json")
+    with system.serve(tmp_path, False) as address:
+        cell = Cell(
+            system=system,
+            workload=WORKLOADS["W2"],
+            address=address,
+            queue="w2",
+            seconds=1e-9,
+        )
+
+        assert cell.run(500).messages == 500
 
 
 def test_a_contender_that_fails_is_named_and_the_others_go_on(

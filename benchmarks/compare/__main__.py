@@ -106,7 +106,7 @@ def measured(given: argparse.Namespace, root: Path) -> dict[str, Any]:
             seconds=given.seconds,
             root=root / "compare",
             say=say,
-            waiting=2_000 if given.quick else None,
+            messages=2_000 if given.quick else None,
             until_s=began + given.minutes * 60 - sum(_TAKES_S[part] for part in given.parts),
         )
         runner = Runner(plan)

@@ -15,7 +15,12 @@ from benchmarks.common import percentile
 from benchmarks.compare.content import WrongMessages, check_losses, check_numbers
 from benchmarks.compare.contract import Address, System
 from benchmarks.compare.worker import Figures
-from benchmarks.compare.workloads import MESSAGES_PER_SECOND, Workload
+from benchmarks.compare.workloads import (
+    LONGEST,
+    LONGEST_GROWING_S,
+    MESSAGES_PER_SECOND,
+    Workload,
+)
 
 REPOSITORY: Final = Path(__file__).parents[2]
 PERCENTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
@@ -52,25 +57,26 @@ class Cell:
         if found.depth != count:
             raise WrongMessages(f"{count} were published, and {found.depth} are waiting")
 
-    def run(self, waiting: int = 0, published: int | None = None) -> Outcome:
-        """Measure. So many messages wait; they are among the first ``published``."""
+    def run(self, messages: int = 0, published: int | None = None) -> Outcome:
+        """Measure. So many messages are to be published, or wait: among the first ``published``."""
         match self.workload.kind:
             case "publish":
-                return self._publish()
+                return self._publish(messages)
             case "consume":
-                return self._consume(waiting, range(published or waiting))
+                return self._consume(messages, range(published or messages))
             case "latency":
                 return self._latency()
 
-    def _publish(self) -> Outcome:
-        """Publish for so long; in batches, for as long as it takes to publish many.
+    def _publish(self, at_least: int) -> Outcome:
+        """Publish for so long; in batches, longer to publish as many as the others.
 
-        The cost of a publish may grow with what is there already, so that all publish as much.
+        Where the cost of a publish grows with what is there already, all of them must be.
         """
         batch, clients = self.workload.batch, self.system.clients
         job = {"job": "publish", "batch": batch, "seconds": self.seconds, "at_least": 0}
         if batch > 1:
-            job["at_least"] = self.workload.messages // clients
+            job["at_least"] = at_least // clients
+            job["longest"] = LONGEST_GROWING_S if self.system.grows else self.seconds * LONGEST
         jobs = [{**job, "first": number << 32} for number in range(clients)]
         found = self._processes(_shared_out(jobs, self.system.processes), count_after=True)
         figures = [one for process in found for one in process]

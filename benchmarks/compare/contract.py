@@ -117,6 +117,9 @@ class System:
     deep_rounds: int = 1_000
     """In how many rounds W6 is measured, if one takes too long for all of them."""
 
+    grows: bool = False
+    """Each publish costs more than the one before: of a workload it has to publish all messages."""
+
     in_memory: bool = False
     """Its server forgets everything when it stops."""
 

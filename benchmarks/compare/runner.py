@@ -86,8 +86,8 @@ class Plan:
     seconds: float
     root: Path
     say: Say
-    waiting: int | None = None
-    """How many messages wait for consumers, if not what the workload says."""
+    messages: int | None = None
+    """How many messages wait, or are to be published, if not what the workload says."""
 
     until_s: float = math.inf
     """By this time of the monotonic clock: no round begins that is likely to end later."""
@@ -159,7 +159,7 @@ class Runner:
         filled = {}
         for workload in workloads:
             if workload.kind == "consume":
-                filled[workload.key] = self._waiting(workload)
+                filled[workload.key] = self._messages(workload)
                 self._cell(system, workload, address).fill(filled[workload.key])
         return filled
 
@@ -169,15 +169,14 @@ class Runner:
         with self._failing(system, [workload]):
             cell = self._cell(system, workload, address)
             if workload.kind == "consume" and filled is None:
-                filled = self._waiting(workload)
-                cell.fill(filled)
-            self._note(system, workload, cell.run(filled or 0))
+                cell.fill(self._messages(workload))
+            self._note(system, workload, cell.run(filled or self._messages(workload)))
 
     def _measure_deep(self, system: System, workload: Workload, number: int) -> None:
         """The backlog is made once, and each round takes a little of it."""
         if self._measured(system, workload).failure or number >= system.deep_rounds:
             return
-        published = self._waiting(workload)
+        published = self._messages(workload)
         if system.key not in self._left:
             with self._deep_address(system, relaxed=True) as address:
                 self._cell(system, workload, address).fill(published)
@@ -200,8 +199,8 @@ class Runner:
             self._kept[system.key] = self._deep_servers.enter_context(serving)
         yield self._kept[system.key]
 
-    def _waiting(self, workload: Workload) -> int:
-        return self._plan.waiting or workload.messages
+    def _messages(self, workload: Workload) -> int:
+        return self._plan.messages or workload.messages
 
     def _cell(self, system: System, workload: Workload, address: Address) -> Cell:
         return Cell(

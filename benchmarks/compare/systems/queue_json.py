@@ -167,6 +167,7 @@ def queue_json(*, keep: bool) -> System:
         missing=lambda: lacking(modules=["obstore"]),
         version=lambda: "our own, with obstore",
         settings="one object; the consumers of a process share a group commit",
+        grows=True,
         in_memory=True,
         deep_rounds=1,
         one_process=keep,  # it would not see what another one has published
