@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,6 +45,7 @@ MAX_PAYLOAD_BYTES: Final = 512 * 1024 * 1024
 MAX_MESSAGE_ID: Final = (1 << 63) - 1
 MAX_RETENTION_SECONDS: Final = (1 << 32) - 1
 
+_HEADER_FIELD: Final = re.compile(r"headers\[(\d+)\]\.(key|value)")
 _FEWEST_BY_COLUMN: Final = 6
 """A single message takes 12 µs by column, and 4 alone; with six it is the same."""
 
@@ -358,7 +361,7 @@ class MessageShard:
 
     def _check(self, messages: Sequence[NewMessage]) -> list[CheckedMessage]:
         if not isinstance(messages, Sequence):
-            raise InvalidInputError(f"messages are a {type(messages).__name__}, not a list")
+            raise InvalidInputError(f"messages are {type(messages).__name__}, not a list")
         if len(messages) > MAX_MESSAGES_AT_ONCE:
             raise InvalidInputError(
                 f"{len(messages)} messages are over the limit of {MAX_MESSAGES_AT_ONCE} "
@@ -385,16 +388,19 @@ class MessageShard:
 def check_message(message: NewMessage, inline_bytes: int) -> CheckedMessage:
     """Encode what can be encoded without an id; refuse what can't be stored."""
     if message.__class__ is not NewMessage and not isinstance(message, NewMessage):
-        raise InvalidInputError(f"is a {type(message).__name__}, not a NewMessage")
+        raise InvalidInputError(f"is {type(message).__name__}, not a NewMessage")
     headers = message.headers
     if headers.__class__ is not dict and not isinstance(headers, Mapping):
-        raise InvalidInputError(f"headers are a {type(headers).__name__}, not a mapping")
+        raise InvalidInputError(f"headers are {type(headers).__name__}, not a mapping")
     uri_value = None
     if message.payload_uri is not None:
         uri_value = _uri_value(message)
     elif message.payload.__class__ is not bytes or len(message.payload) > MAX_PAYLOAD_BYTES:
         _check_payload(message.payload)
-    checked = CheckedMessage(message, inline_bytes)
+    try:
+        checked = CheckedMessage(message, inline_bytes)
+    except EncodingError as error:
+        raise _bad_header(headers, error) from error
     checked.uri_value = uri_value
     delay_ms, visible_at_ms = message.delay_ms, message.visible_at_ms
     if delay_ms is not None:
@@ -411,6 +417,17 @@ def check_message(message: NewMessage, inline_bytes: int) -> CheckedMessage:
     if message.idempotency_key is not None:
         checked.key = _scoped_key(message, message.idempotency_key)
     return checked
+
+
+def _bad_header(headers: Mapping[str, str], error: EncodingError) -> InvalidInputError:
+    """Name a header as its producer knows it, not as the field of a record."""
+    field = _HEADER_FIELD.fullmatch(error.field or "")
+    if field is None:
+        return InvalidInputError(f"headers: {error.reason}")
+    place, part = field.groups()
+    key = reprlib.repr(list(headers)[int(place)])
+    name = f"the name of header {key}" if part == "key" else f"the value of header {key}"
+    return InvalidInputError(f"{name}: {error.reason}")
 
 
 def _check_payload(payload: bytes | None) -> None:

@@ -21,11 +21,15 @@ BAD_MESSAGES = {
     ),
     "a 70 kB header": (
         NewMessage(b"x", headers={"ok": "v", "big": "v" * 70_000}),
-        r"headers\[1\]\.value: 70000 bytes of UTF-8 are over the limit of 65535",
+        "the value of header 'big': 70000 bytes of UTF-8 are over the limit of 65535",
     ),
     "a header that is no text": (
         NewMessage(b"x", headers={"n": 5}),  # type: ignore[dict-item]
-        r"headers\[0\]\.value: 5 is no text",
+        "the value of header 'n': 5 is no text",
+    ),
+    "a header whose name is no text": (
+        NewMessage(b"x", headers={5: "n"}),  # type: ignore[dict-item]
+        "the name of header 5: 5 is no text",
     ),
     "a header without UTF-8": (NewMessage(b"x", headers={"\ud800": ""}), "has no UTF-8"),
     "text as payload": (NewMessage("text"), "payload is str, not bytes"),  # type: ignore[arg-type]
@@ -42,8 +46,11 @@ BAD_MESSAGES = {
     "negative retention": (NewMessage(b"x", retention_seconds=-1), "retention_seconds is -1"),
     "endless retention": (NewMessage(b"x", retention_seconds=2**32), "retention_seconds is"),
     "no retention": (NewMessage(b"x", retention_seconds=None), "retention_seconds is None"),  # type: ignore[arg-type]
-    "headers as a list": (NewMessage(b"x", headers=[("a", "b")]), "headers are a list"),  # type: ignore[arg-type]
-    "no message": (b"bytes", "is a bytes, not a NewMessage"),
+    "headers as a list": (
+        NewMessage(b"x", headers=[("a", "b")]),  # type: ignore[arg-type]
+        "headers are list, not a mapping",
+    ),
+    "no message": (b"bytes", "is bytes, not a NewMessage"),
     "an empty key": (NewMessage(b"x", idempotency_key=""), "has 0 bytes, not 1 to 512"),
     "a long key": (NewMessage(b"x", idempotency_key="ü" * 257), "has 514 bytes"),
     "a key without UTF-8": (NewMessage(b"x", idempotency_key="\ud800"), "has no UTF-8"),
@@ -73,7 +80,7 @@ async def test_too_many_bytes_at_once_are_refused(memory_system: Engine) -> None
 
 
 async def test_messages_that_are_no_list_are_refused(memory_system: Engine) -> None:
-    with pytest.raises(InvalidInputError, match="messages are a generator, not a list"):
+    with pytest.raises(InvalidInputError, match="messages are generator, not a list"):
         await memory_system.publish_many(NewMessage(b"x") for _ in range(3))  # type: ignore[arg-type]
 
 

@@ -289,5 +289,5 @@ async def test_headers_that_are_none_are_refused_in_a_batch_of_any_size(
 ) -> None:
     wrong = NewMessage(b"x", headers=None)  # type: ignore[arg-type]
 
-    with pytest.raises(InvalidInputError, match="headers are a NoneType, not a mapping"):
+    with pytest.raises(InvalidInputError, match="headers are NoneType, not a mapping"):
         await memory_system.publish_many([wrong] * count)
