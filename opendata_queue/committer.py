@@ -32,6 +32,12 @@ _SECONDS: Final = (
 )
 _BYTES: Final = tuple(float(1 << bits) for bits in range(8, 27, 2))
 
+_TURNS_FOR_CALLERS: Final = 8
+"""Of the event loop, from the end of a commit until its callers are back with their next wish."""
+_SHARE_FOR_CALLERS: Final = 1 / 20
+"""Of the time that a commit takes: so long those are waited for who are farther away."""
+_SHORTEST_WAIT_S: Final = 0.001
+
 _LAZY_MS: Final = 5
 _LAZY_S3_MS: Final = 100
 
@@ -58,11 +64,12 @@ class CommitLimits:
 
 
 class _Batch:
-    __slots__ = ("done", "number", "rows", "starting")
+    __slots__ = ("callers", "done", "number", "rows", "starting")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.rows = Rows()
+        self.callers = 0
         # Those who wait for its beginning, each with a future of its own to be cancelled with:
         # to share one and shield it costs ten times as much.
         self.starting: list[asyncio.Future[None]] = []
@@ -107,6 +114,11 @@ class GroupCommitter:
         self._full = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
+        self._gone = 0
+        """How many callers of the last commit have not come back yet."""
+        self._all_back = asyncio.Event()
+        self._took_s = 0.0
+        """How long the last commit took."""
         self._failure: OdqError | None = None
         self._closing = False
         self.durable_batch = 0
@@ -153,6 +165,11 @@ class GroupCommitter:
             urgent = True
         if urgent:
             self._full.set()
+        if not lazy:
+            self._batch.callers += 1
+            self._gone -= 1
+            if self._gone <= 0:
+                self._all_back.set()
         if not lazy or urgent or not self._lazy_ms:
             self._wanted.set()
         elif self._lazily is None:
@@ -233,9 +250,7 @@ class GroupCommitter:
                 await self._wanted.wait()
                 if self._limits.linger_ms:
                     await self._linger()
-                # Whoever was woken together with us may want to join: one turn of the loop costs
-                # microseconds, a commit of its own a thousand times that.
-                await asyncio.sleep(0)
+                await self._let_callers_join()
                 if self._failure is None:
                     await self._commit_next()
         except OdqError as error:
@@ -249,6 +264,25 @@ class GroupCommitter:
                 raise
             logger.exception("%s", stopped)
 
+    async def _let_callers_join(self) -> None:
+        """Let others into the next commit: a turn of the loop costs microseconds, a commit a
+        hundred times that.
+
+        Whoever was woken together with us may want to join. So may the callers of the last commit:
+        without them, they and those who came meanwhile would take turns for ever, each time half
+        of them, and each would wait for two commits.
+        """
+        await asyncio.sleep(0)
+        for _ in range(_TURNS_FOR_CALLERS):
+            if self._gone <= 0:
+                return
+            await asyncio.sleep(0)
+        wait_s = self._took_s * _SHARE_FOR_CALLERS
+        if wait_s >= _SHORTEST_WAIT_S:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._all_back.wait()
+
     async def _commit_next(self) -> None:
         batch = self._under_way = self._take()
         if self._prepare is not None:
@@ -257,12 +291,15 @@ class GroupCommitter:
             on_start = batch.has_started if batch.starting else None
             started = self._loop.time()
             await self._database.commit(batch.rows, on_start=on_start)
-            self._seconds.add(self._loop.time() - started)
+            self._took_s = self._loop.time() - started
+            self._seconds.add(self._took_s)
             self._bytes.add(batch.rows.size_bytes)
             self._rows_committed += len(batch.rows)
         batch.has_started()
         self.durable_batch = batch.number
         self._under_way = None
+        self._gone = batch.callers
+        self._all_back.clear()
         batch.done.set_result(None)
 
     def _take(self) -> _Batch:

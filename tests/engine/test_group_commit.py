@@ -37,6 +37,34 @@ async def test_callers_that_arrive_during_a_commit_share_the_next_one(
     assert len(sizes) <= 3
 
 
+async def test_callers_who_come_again_and_again_end_up_in_the_same_commits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = watch_commits(monkeypatch)
+    commits = hold_commits(monkeypatch)
+
+    async def publish_ten() -> None:
+        for n in range(10):
+            await system.publish(b"%d" % n)
+
+    async with await Engine.open("memory:///") as system:
+        commits.set()
+        await system.publish(b"reserves the first block of sequences")
+        commits.clear()
+        sizes.clear()
+        early = [asyncio.create_task(publish_ten()) for _ in range(4)]
+        while system._shard._committer._under_way is None:
+            await asyncio.sleep(0)
+        late = [asyncio.create_task(publish_ten()) for _ in range(4)]
+        while not system._shard._committer.rows:
+            await asyncio.sleep(0)
+        commits.set()
+        await asyncio.gather(*early, *late)
+
+    # Two rows for each: once four alone, then all eight, and at the end the four who came late.
+    assert sizes == [8, *[16] * 9, 8]
+
+
 async def test_a_commit_takes_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = watch_commits(monkeypatch)
     options = PublishOptions(limits=CommitLimits(batch_rows=10))
