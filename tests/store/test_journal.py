@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -532,6 +532,30 @@ async def test_who_stood_still_and_is_closed_later_does_no_harm_to_those_who_cam
     after = await opened(copy)
     assert await after.get_many([b"a", b"b"]) == [b"3", b"3"]
     await after.close()
+
+
+async def test_a_journal_that_is_made_empty_while_it_is_read_brings_no_old_rows_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    idle = await opened(tmp_path)
+    await idle.commit(rows_of((b"a", b"old")))
+    await idle.commit(rows_of((b"a", b"new" * 100)))  # past the journal
+    assert idle._journaled is not None
+    journal, read = idle._journaled._journal, journal_module._region
+
+    def read_slowly(file: BinaryIO, start: int) -> list[JournalRecord]:
+        if start:  # between the two regions, the owner before us is closed
+            journal.empty()
+        return read(file, start)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal_module, "_region", read_slowly)
+        second = await opened(tmp_path)
+
+    assert await second.get(b"a") == b"new" * 100
+    await second.close()
+    await idle.close()
 
 
 @pytest.mark.parametrize("journal_ms", [NEVER_MS, 0])
