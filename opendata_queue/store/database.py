@@ -296,7 +296,7 @@ class Database(DatabaseReads):
         try:
             await database._start(journaled=journaled)
         except BaseException:
-            await handle.shutdown()
+            await database._give_up()
             raise
         return database
 
@@ -412,6 +412,17 @@ class Database(DatabaseReads):
                 logger.info("%s", error)
             except OdqError as error:
                 logger.warning("%s", error)
+            finally:
+                if self._wal_sync:
+                    self._wal_sync.close()
+
+    async def _give_up(self) -> None:
+        """Let go of what could not be opened; whoever opens it raises why."""
+        doing = f"close {self.name}"
+        try:
+            with contextlib.suppress(OdqError), translated(doing):
+                await in_time(self._db.shutdown(), self._outage_timeout_ms, doing)
+        finally:
             if self._wal_sync:
                 self._wal_sync.close()
 
@@ -450,7 +461,9 @@ class Database(DatabaseReads):
                 return
             journal = await asyncio.to_thread(partial(left.take_over, sync=sync, name=self.name))
             try:
-                await bring_in(self._db, left, self._wal_sync, self.name)
+                # On a full disk SlateDB tries for ever.
+                bringing = bring_in(self._db, left, self._wal_sync, self.name)
+                await in_time(bringing, self._outage_timeout_ms, f"open {self.name}")
                 await asyncio.to_thread(partial(left.remove, sync=sync))
                 if not wanted:
                     await asyncio.to_thread(journal.empty)

@@ -336,6 +336,10 @@ def _records(path: Path) -> dict[int, JournalRecord]:
     try:
         with path.open("rb") as file:
             regions = [_region(file, 0), _region(file, REGION_BYTES)]
+            if not os.fstat(file.fileno()).st_size:
+                # Its owner was closed while we read: all is flushed. What we have may be the older
+                # half, and not what says so.
+                return {}
     except FileNotFoundError:  # somebody has brought it in just now
         return {}
     return {one.sequence: one for region in regions for one in region}

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -41,7 +41,7 @@ from opendata_queue.store import (
 from opendata_queue.store import database as database_module
 from opendata_queue.store import journal as journal_module
 from opendata_queue.store.batch_writer import commit_rows, write_rows
-from opendata_queue.store.durable_files import is_on_network
+from opendata_queue.store.durable_files import WalSync, is_on_network
 from opendata_queue.store.journal import Journal, unflushed
 from opendata_queue.store.native_jobs import NotWritten, not_written
 
@@ -534,6 +534,30 @@ async def test_who_stood_still_and_is_closed_later_does_no_harm_to_those_who_cam
     await after.close()
 
 
+async def test_a_journal_that_is_made_empty_while_it_is_read_brings_no_old_rows_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    idle = await opened(tmp_path)
+    await idle.commit(rows_of((b"a", b"old")))
+    await idle.commit(rows_of((b"a", b"new" * 100)))  # past the journal
+    assert idle._journaled is not None
+    journal, read = idle._journaled._journal, journal_module._region
+
+    def read_slowly(file: BinaryIO, start: int) -> list[JournalRecord]:
+        if start:  # between the two regions, the owner before us is closed
+            journal.empty()
+        return read(file, start)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal_module, "_region", read_slowly)
+        second = await opened(tmp_path)
+
+    assert await second.get(b"a") == b"new" * 100
+    await second.close()
+    await idle.close()
+
+
 @pytest.mark.parametrize("journal_ms", [NEVER_MS, 0])
 async def test_who_is_replaced_before_it_has_a_journal_does_not_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal_ms: int
@@ -761,6 +785,74 @@ async def test_closing_does_not_wait_for_ever_for_a_store_that_does_not_answer(
     after = await opened(tmp_path)
     assert await after.get(b"a") == b"1"
     await after.close()
+
+
+async def test_opening_does_not_wait_for_ever_for_a_store_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await opened(tmp_path / "root")
+    await first.commit(rows_of((b"a", b"1")))
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    await first.close()
+    settings = StoreSettings(journal_ms=NEVER_MS, fsync=False, outage_timeout_ms=50)
+
+    async def never(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:  # as SlateDB does when the disk is full
+        patched.setattr(journaled_writes, "commit_rows", never)
+        patched.setattr(type(first._db), "shutdown", never)
+        with pytest.raises(StoreUnavailableError, match=r"could not open .*: no answer within 50"):
+            async with asyncio.timeout(30):
+                await opened(tmp_path / "copy", settings)
+
+    after = await opened(tmp_path / "copy")
+    assert await after.get(b"a") == b"1"
+    await after.close()
+
+
+async def test_whoever_fails_to_open_leaves_no_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptors = []
+
+    async def failing(_: Any, __: Any, wal_sync: WalSync, ___: str) -> None:
+        descriptors.append(wal_sync.descriptor)
+        raise OSError("the disk is on fire")
+
+    monkeypatch.setattr(database_module, "bring_in", failing)
+    with pytest.raises(StoreUnavailableError, match="on fire"):
+        await opened(tmp_path, SYNCED)
+
+    (descriptor,) = descriptors
+    assert not _is_open_on(descriptor, tmp_path / "db" / "wal")
+
+
+async def test_whoever_gives_up_closing_leaves_no_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = await opened(tmp_path, SYNCED)
+    assert database._wal_sync is not None
+    descriptor, closing_now = database._wal_sync.descriptor, asyncio.Event()
+
+    async def never(*_: Any, **__: Any) -> None:
+        closing_now.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(type(database._db), "shutdown", never)
+    closing = asyncio.create_task(database.close())
+    await closing_now.wait()
+    closing.cancel()
+    await asyncio.wait([closing])
+
+    assert not _is_open_on(descriptor, tmp_path / "db" / "wal")
+
+
+def _is_open_on(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("large_commits", range(1, 6))
