@@ -286,9 +286,12 @@ class Database(DatabaseReads):
         name = objects.location.url_of(path)
         active_tier()  # complains now, not at the first commit, about a tier that can't be used
         prepare_folder(objects, path)
-        builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
         on_s3 = objects.location.kind is StoreKind.S3
-        builder.with_settings(settings.for_slatedb(on_s3=on_s3))
+        crowded = on_s3 and await in_time(
+            Upkeep(objects, path).is_crowded(), settings.outage_timeout_ms, f"open {name}"
+        )
+        builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
+        builder.with_settings(settings.for_slatedb(on_s3=on_s3, crowded=crowded))
         builder.with_db_cache(settings.block_cache(), 0)
         metrics = new_recorder()
         builder.with_metrics_recorder(metrics)
