@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Final
 
@@ -10,6 +11,7 @@ from opendata_queue.bulk_routing import BulkRouting
 from opendata_queue.commit_files import CommitFiles
 from opendata_queue.errors import OdqError
 from opendata_queue.live_follower import LiveFollower
+from opendata_queue.look_pace import LookPace
 from opendata_queue.queue_store import QueueStore
 from opendata_queue.shard_files import OWNERS_SHARD, ShardFiles, is_bulk
 from opendata_queue.shard_readers import ShardReaders
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 _LOOK_MS: Final = 1_000
 # A list on S3 costs as much as a thousand reads of a local file.
 _LOOK_S3_MS: Final = 2_000
+_LOOK_IDLE_S3_MS: Final = 60_000
+"""Where nothing was committed for a while. When somebody asks for messages, it is done at once."""
 _SHARDS_EVERY: Final = 3
 _COMMITS_AT_ONCE: Final = 1_000
 
@@ -46,7 +50,10 @@ class Following:
         self._files = ShardFiles(objects)
         self._live: dict[int, LiveFollower] = {}
         self._looking = asyncio.Lock()
-        self._pause_ms = _LOOK_S3_MS if objects.location.kind is StoreKind.S3 else _LOOK_MS
+        self._asked = asyncio.Event()
+        self._pace = LookPace(_LOOK_MS, _LOOK_MS)
+        if objects.location.kind is StoreKind.S3:
+            self._pace = LookPace(_LOOK_S3_MS, _LOOK_IDLE_S3_MS)
         self.bulk = BulkRouting(CommitFiles(objects), store, readers)
         self._discovering: asyncio.Task[None] | None = None
 
@@ -67,8 +74,10 @@ class Following:
     async def own_is_routed(self, *, patient: bool = True) -> None:
         """Wait until what was published here is in its queues, most often not at all.
 
-        Whoever is not patient waits for a part of it, if it is much.
+        Whoever is not patient waits for a part of it, if it is much. Nobody waits for what others
+        have brought, but it is looked for soon.
         """
+        self._asked.set()
         if self.own is not None:
             await self.own.handed_over_is_routed(patient=patient)
 
@@ -135,16 +144,28 @@ class Following:
 
     async def _discover(self) -> None:
         """Look for commits, and now and then for live shards: about one list each time."""
-        turn = 0
+        loop = asyncio.get_running_loop()
+        shards_ms = _SHARDS_EVERY * self._pace.shortest_ms
+        shards_at: float | None = None
         while True:
             lists = 1
+            self._asked.clear()
             try:
                 lists += await self.bulk.look() // _COMMITS_AT_ONCE
-                if turn % _SHARDS_EVERY == 0:
+                if shards_at is None or (loop.time() - shards_at) * 1000 >= shards_ms:
+                    shards_at = loop.time()
                     await self.look_for_shards()
             except OdqError as error:
                 self._store.committer.check_open()
                 logger.warning("could not look for new shards: %s", error)
-            turn += 1
-            # Not by the clock: the store goes on when a clock stands still.
-            await asyncio.sleep(lists * self._pause_ms / 1000)
+            await self._rest(lists)
+
+    async def _rest(self, lists: int) -> None:
+        """Rest after a look, for as long as its lists are worth, or until somebody asks."""
+        # Not by the clock: the store goes on when a clock stands still.
+        least_ms = lists * self._pace.shortest_ms
+        most_ms = lists * self._pace.rest_ms(self._store.committer.batch)
+        await asyncio.sleep(least_ms / 1000)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout((most_ms - least_ms) / 1000):
+                await self._asked.wait()

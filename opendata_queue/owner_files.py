@@ -147,6 +147,19 @@ class OwnerFiles:
         found = await self._found()
         return epoch == max((one for one, kinds in found.items() if _OWNER in kinds), default=0)
 
+    async def is_held(self, epoch: int, holder: str) -> bool:
+        """Whether an epoch that was the newest still is, by two reads, which cost less than a list.
+
+        Nobody skips a number, and of two epochs the older one is removed first. So if there is no
+        next one, it has not come yet, or it is gone, and ours was gone before it. One that has our
+        number by now may be of somebody who was too slow.
+        """
+        if await self._objects.read(self._path(epoch + 1, _OWNER)) is not None:
+            return False
+        data = await self._objects.read(self._path(epoch, _OWNER))
+        owner = _parsed(Owner, data)
+        return data is not None and (owner is None or owner.holder == holder)
+
     async def create(self, epoch: int, owner: Owner) -> bool:
         """Try to create an epoch; it is won if it is the newest then."""
         return await self._objects.create(self._path(epoch, _OWNER), _bytes(owner))

@@ -238,7 +238,9 @@ class Ownership:
 
     async def _look_for_others(self) -> None:
         for one in self._files:
-            if self._lost is None and not await one.is_newest(self.epochs[one.role]):
+            if self._lost is not None:
+                return
+            if not await one.is_held(self.epochs[one.role], self.owner.holder):
                 self._step_down(one)
 
     def _step_down(self, files: OwnerFiles) -> None:

@@ -18,6 +18,8 @@ import pytest
 
 from benchmarks.counting import Counters, Suspensions, counted
 from opendata_queue import ClaimedMessage, CommitLimits, Engine, NewMessage, QueueOptions
+from opendata_queue.owner_files import DEFAULT_LEASE_MS
+from opendata_queue.ownership import Ownership
 from opendata_queue.store import active_tier
 from opendata_queue.store.batch_writer import Tier
 from opendata_queue.testing import ManualClock
@@ -218,6 +220,66 @@ async def test_a_thousand_lives_in_batches_of_a_hundred(
         "queues.bytes": 106_839,
         "PUT": 40,
     }
+
+
+async def test_an_idle_minute(new_s3_root: NewRoot, s3_environment: S3Server) -> None:
+    """What goes by the clock: heartbeats. Two reads see that nobody else has come."""
+    url, clock = new_s3_root(), ManualClock(NOW_MS)
+    async with await Engine.open(url, clock=clock) as engine:
+        await _stop_looking_for_shards(engine)
+        ownership = engine._ownership
+        await _until_a_heartbeat_is_awaited(clock, 0, ownership)
+        s3_environment.reset_requests(path_contains=f"{url.removeprefix('s3://')}/owners/")
+
+        for count in range(1, 19):
+            clock.advance_ms(DEFAULT_LEASE_MS // 3 + 1)
+            await _until_a_heartbeat_is_awaited(clock, count, ownership)
+
+        requests = s3_environment.requests()
+    assert clock.now_ms() - NOW_MS >= 60_000
+    assert {name: n for name, n in requests.items() if n and name.isupper()} == {
+        "PUT": 2 * 18,
+        "GET": 2 * 36,
+    }
+
+
+async def _until_a_heartbeat_is_awaited(clock: ManualClock, count: int, owner: Ownership) -> None:
+    while owner._count < count or not clock._waiting:
+        await asyncio.sleep(0)
+
+
+async def test_an_idle_hour_of_looking_for_what_others_bring(
+    new_s3_root: NewRoot, s3_environment: S3Server
+) -> None:
+    """A look is two lists at most, and there is one a minute."""
+    async with costs(new_s3_root(), s3_environment) as engine:
+        following = engine.engine._following
+
+        async def look() -> None:
+            await following.bulk.look()
+            await following.look_for_shards()
+
+        _, cost = await engine.of(look)
+        batch = following._store.committer.batch
+        looks = 0
+        rested_ms = 0
+        while rested_ms < 3_600_000:
+            rested_ms += following._pace.rest_ms(batch)
+            looks += 1
+
+    assert cost["LIST"] == 2
+    assert looks == 64
+
+
+async def test_a_round_of_garbage_collection(
+    new_s3_root: NewRoot, s3_environment: S3Server
+) -> None:
+    """How often there is one is counted in the tests of its pace: none of a root that is idle."""
+    async with costs(new_s3_root(), s3_environment) as engine:
+        _, cost = await engine.of(engine.engine._shard._database.collect_garbage)
+
+    assert cost["LIST"] == 6
+    assert cost.get("PUT", 0) == 0
 
 
 async def test_what_is_routed_goes_along_with_a_claim(new_memory_root: NewRoot) -> None:

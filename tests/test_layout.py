@@ -94,6 +94,7 @@ LAYERS: list[set[str]] = [
         "opendata_queue.bulk_routing",
         "opendata_queue.following",
         "opendata_queue.live_follower",
+        "opendata_queue.look_pace",
     },
     {"opendata_queue.engine", "opendata_queue.ingest", "opendata_queue.read_only"},
     {"opendata_queue.sync"},

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +52,8 @@ class Scenario:
     seconds: float
     linger_ms: float
     latency_ms: float
+    rest_s: float = 0.0
+    """Before anything is counted: what is done for the last messages is not what idling costs."""
 
 
 @dataclass(kw_only=True)
@@ -101,6 +103,7 @@ async def live(scenario: Scenario, server: S3Server) -> Spent:
         (first,) = await system.claim(_QUEUE, 1, wait_ms=10_000)
         await system.ack(_QUEUE, first)
         server.slow_down(scenario.latency_ms)
+        await asyncio.sleep(scenario.rest_s)
         server.reset_requests()
         began = time.monotonic()
         latencies, numbers, received_s = await _published_and_consumed(system, scenario)
@@ -188,7 +191,7 @@ def run_scenario(scenario: Scenario) -> Spent:
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         check=True,
-        timeout=scenario.seconds * 4 + 120,
+        timeout=scenario.rest_s + scenario.seconds * 4 + 120,
     )
     return Spent(**json.loads(done.stdout))
 
@@ -197,16 +200,17 @@ def run_scenario(scenario: Scenario) -> Spent:
 
 
 def measure_cost(*, latency_ms: float, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Idle, at three rates, and along the dial. Those that leave room run beside each other."""
+    """At three rates, along the dial, and idle. Those that leave room run beside each other."""
     # Garbage is collected every 15 s: the long ones see it once, as often as it is.
     long, short = (1.0, 1.0) if quick else (20.0, 8.0)
+    # Looks of an idle root become rarer and rarer, up to one a minute.
+    rest_s, idle_s = (0.0, 1.0) if quick else (120.0, 60.0)
 
     def at(rate: int, seconds: float, linger_ms: float) -> Scenario:
         return Scenario(rate=rate, seconds=seconds, linger_ms=linger_ms, latency_ms=latency_ms)
 
     together: list[list[Scenario]] = [
         [
-            at(0, long, 0),
             at(10, long, MAIN_LINGER_MS),
             at(10, long, 1_000),
             at(MAIN_RATE, long, MAIN_LINGER_MS),
@@ -219,11 +223,15 @@ def measure_cost(*, latency_ms: float, quick: bool, say: Callable[[str], None]) 
             [at(MAIN_RATE, short, 25), at(MAIN_RATE, short, 250)],
         ]
     found: list[Spent] = []
-    with ThreadPoolExecutor(max_workers=4) as pool:
+    idle = replace(at(0, idle_s, 0), rest_s=rest_s)
+    with ThreadPoolExecutor(max_workers=5) as pool:
+        idling = pool.submit(run_scenario, idle)  # beside all others, since it does next to nothing
         for scenarios in together:
             shown = ", ".join(f"{one.rate}/s linger {one.linger_ms:g} ms" for one in scenarios)
             say(f"cost on S3: {shown}")
             found += pool.map(run_scenario, scenarios)
+        say("cost on S3: idle")
+        found.append(idling.result())
     return {"latency_ms": latency_ms, "spent": [vars(one) for one in found]}
 
 

@@ -32,6 +32,7 @@ from opendata_queue.store.durable_files import (
     set_torn_files_aside,
 )
 from opendata_queue.store.figures import Figure, slatedb_figures
+from opendata_queue.store.garbage_pace import GarbagePace
 from opendata_queue.store.journal import LeftJournals, until_flushed
 from opendata_queue.store.journaled_writes import JournaledWrites, bring_in
 from opendata_queue.store.location import StoreKind
@@ -269,8 +270,9 @@ class Database(DatabaseReads):
         self._journaled: JournaledWrites | None = None
         self._upkeep = Upkeep(objects, path)
         self._housekeeping: asyncio.Task[None] | None = None
-        self._rounds_in_vain = 0
-        """How often garbage was collected since the last commit."""
+        settings = objects.settings
+        old_ms = settings.garbage_age_ms + settings.replaced_files_kept_ms
+        self._garbage = GarbagePace(old_ms // max(1, settings.garbage_interval_ms) + 2)
         self._closing = asyncio.Lock()
 
     @classmethod
@@ -284,9 +286,12 @@ class Database(DatabaseReads):
         name = objects.location.url_of(path)
         active_tier()  # complains now, not at the first commit, about a tier that can't be used
         prepare_folder(objects, path)
-        builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
         on_s3 = objects.location.kind is StoreKind.S3
-        builder.with_settings(settings.for_slatedb(on_s3=on_s3))
+        crowded = on_s3 and await in_time(
+            Upkeep(objects, path).is_crowded(), settings.outage_timeout_ms, f"open {name}"
+        )
+        builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
+        builder.with_settings(settings.for_slatedb(on_s3=on_s3, crowded=crowded))
         builder.with_db_cache(settings.block_cache(), 0)
         metrics = new_recorder()
         builder.with_metrics_recorder(metrics)
@@ -309,7 +314,7 @@ class Database(DatabaseReads):
         database.
         """
         doing = f"write {self.name}"
-        self._rounds_in_vain = 0
+        self._garbage.committed()
         if self._journaled is not None:
             committing = self._journaled.commit(rows, on_start)
         else:
@@ -481,18 +486,13 @@ class Database(DatabaseReads):
         )
 
     async def _keep_house(self) -> None:
-        settings = self._settings
-        # What a commit leaves behind is garbage by then: whoever is idle for longer asks S3 for
-        # nothing.
-        old_ms = settings.garbage_age_ms + settings.replaced_files_kept_ms
-        most_rounds = old_ms // max(1, settings.garbage_interval_ms) + 2
         while True:
-            await asyncio.sleep(settings.garbage_interval_ms / 1000)
-            if self._rounds_in_vain > most_rounds:
+            await asyncio.sleep(self._settings.garbage_interval_ms / 1000)
+            if not self._garbage.is_due():
                 continue
-            self._rounds_in_vain += 1
             try:
                 await self._upkeep.collect_garbage()
+                self._garbage.looked()
             except OdqError as error:
                 # Garbage can wait; a store that is really gone shows at the next commit.
                 logger.warning("%s", error)

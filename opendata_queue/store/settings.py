@@ -19,8 +19,13 @@ _LEAST_SST_BYTES = _MIB
 # much that it does not wait for each request.
 _LOCAL_FETCH = (1, _MIB // 2)
 _S3_FETCH = (2, _MIB)
-_S3_POLL_MS = 5_000
+_S3_POLL_MS = 15_000
+_S3_CROWDED_POLL_MS = 5_000
 _LOCAL_POLL_MS = 1_000
+_L0_FILES = 32
+
+CROWDED_FILES = _L0_FILES // 2
+"""Files that wait for a compaction; with twice as many a writer has to wait for one, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +68,9 @@ class StoreSettings:
     """How often files that are not needed any more are removed.
 
     Every commit makes a WAL object: SlateDB's own default of 600 s lets hundreds of thousands of
-    them pile up.
+    them pile up. Where there were less than sixteen commits, it is done more rarely, up to every
+    sixteenth time: a round is six lists and some twenty reads on S3. It ends when all that the last
+    commit has left behind is gone.
     """
 
     garbage_age_ms: int = 60_000
@@ -71,10 +78,15 @@ class StoreSettings:
 
     compaction_poll_ms: int | None = None
     """How often SlateDB looks whether there are files to compact, and what has been compacted;
-    every 5 s on S3, where each look is a few requests, and every second elsewhere.
+    every 15 s on S3, where that is eight reads for each database, busy or not, and every second
+    elsewhere. It can't be changed while a database is open.
+
+    From when files are there to when a writer knows that they are one takes three looks, and the
+    compaction. Meanwhile 32 files of ``memtable_bytes`` may be written, a GiB: who writes over 20
+    MiB a second to S3 for minutes should look more often.
 
     Who opens and closes a root again and again leaves a file each time: when there are too many, a
-    close waits for two or three looks."""
+    close waits for two or three looks. So on S3 it is every 5 s where many files wait at open."""
 
     replaced_files_kept_ms: int = 900_000
     """How long files that a compaction has replaced are kept for scans that still read them."""
@@ -90,9 +102,12 @@ class StoreSettings:
         if not self.memtable_bytes or not self.outage_timeout_ms or not self.request_timeout_ms:
             raise InvalidInputError("memtable_bytes and the timeouts must be over 0")
 
-    def for_slatedb(self, *, on_s3: bool) -> slatedb.Settings:
-        """SlateDB's settings for a database with a WAL that is flushed by us alone."""
-        return _settings_of(self._values(on_s3=on_s3))
+    def for_slatedb(self, *, on_s3: bool, crowded: bool = False) -> slatedb.Settings:
+        """SlateDB's settings for a database with a WAL that is flushed by us alone.
+
+        In one that is crowded, many files wait for a compaction.
+        """
+        return _settings_of(self._values(on_s3=on_s3, crowded=crowded))
 
     def for_bulk_load(self) -> slatedb.Settings:
         """SlateDB's settings for a database that is written once, by one process."""
@@ -109,18 +124,19 @@ class StoreSettings:
             }
         )
 
-    def _values(self, *, on_s3: bool) -> dict[str, object]:
+    def _values(self, *, on_s3: bool, crowded: bool = False) -> dict[str, object]:
         poll_ms = self.compaction_poll_ms
         if poll_ms is None:
-            poll_ms = _S3_POLL_MS if on_s3 else _LOCAL_POLL_MS
+            on_s3_ms = _S3_CROWDED_POLL_MS if crowded else _S3_POLL_MS
+            poll_ms = on_s3_ms if on_s3 else _LOCAL_POLL_MS
         fetches, fetched_bytes = _S3_FETCH if on_s3 else _LOCAL_FETCH
         values: dict[str, object] = {
             # We flush; a timer of SlateDB's own would only add WAL files.
             "flush_interval": None,
             "l0_sst_size_bytes": self.memtable_bytes,
             # Back-pressure from compaction comes late rather than as a stall after 8 files.
-            "l0_max_ssts": 32,
-            "l0_max_ssts_per_key": 32,
+            "l0_max_ssts": _L0_FILES,
+            "l0_max_ssts_per_key": _L0_FILES,
             "max_unflushed_bytes": 8 * self.memtable_bytes,
             # For ever: with a bound, SlateDB's background tasks close the database for good after
             # a few seconds of outage. We bound the wait of callers instead.

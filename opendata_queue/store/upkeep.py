@@ -10,6 +10,7 @@ from opendata_queue.store.compaction import rewrite_everything
 from opendata_queue.store.durable_files import TreeSync
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects import Objects
+from opendata_queue.store.settings import CROWDED_FILES
 from opendata_queue.store.translation import translated
 
 
@@ -32,6 +33,12 @@ class Upkeep:
             return 0
         files = [*manifest.l0, *manifest.compacted]
         return sum(int(one.estimated_size_bytes) for one in files)
+
+    async def is_crowded(self) -> bool:
+        """Whether so many files wait for a compaction that it should not be long in coming."""
+        with translated(f"read {self.name}"):
+            manifest = await self._admin().read_manifest(None)
+        return manifest is not None and len(manifest.l0) >= CROWDED_FILES
 
     async def wal_files(self) -> int:
         """How many WAL files were written since the last flush, when it was last opened."""

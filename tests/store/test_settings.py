@@ -7,11 +7,12 @@ import json
 import pytest
 
 from opendata_queue import StoreSettings
+from opendata_queue.store.settings import CROWDED_FILES
 
 
 @pytest.mark.parametrize(
     ("given", "on_s3", "expected"),
-    [(None, True, "5s"), (None, False, "1s"), (200, True, "200ms"), (200, False, "200ms")],
+    [(None, True, "15s"), (None, False, "1s"), (200, True, "200ms"), (200, False, "200ms")],
 )
 def test_files_to_compact_are_looked_for_often_where_a_look_costs_no_requests(
     given: int | None, on_s3: bool, expected: str
@@ -23,6 +24,17 @@ def test_files_to_compact_are_looked_for_often_where_a_look_costs_no_requests(
     assert told["manifest_poll_interval"] == expected
     assert told["compactor_options"]["poll_interval"] == expected
     assert told["compactor_options"]["worker"]["compactions_poll_interval"] == expected
+
+
+def test_files_to_compact_are_looked_for_more_often_on_s3_where_many_wait() -> None:
+    settings = StoreSettings().for_slatedb(on_s3=True, crowded=True)
+
+    told = json.loads(settings.to_json_string())
+
+    assert told["manifest_poll_interval"] == "5s"
+    assert told["compactor_options"]["poll_interval"] == "5s"
+    assert told["compactor_options"]["worker"]["compactions_poll_interval"] == "5s"
+    assert told["l0_max_ssts"] > CROWDED_FILES
 
 
 @pytest.mark.parametrize("on_s3", [True, False])

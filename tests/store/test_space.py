@@ -12,6 +12,8 @@ import slatedb.uniffi as slatedb
 
 from opendata_queue import FencedError, InvalidInputError, StoreSettings
 from opendata_queue.store import Database, Objects, Rows
+from opendata_queue.store.settings import CROWDED_FILES
+from opendata_queue.store.upkeep import Upkeep
 from tests.conftest import NewRoot
 
 SETTINGS = StoreSettings(compaction_poll_ms=50, replaced_files_kept_ms=100)
@@ -48,6 +50,26 @@ async def test_a_compaction_frees_what_was_deleted_or_is_past_its_time(root: str
     left = [key async for chunk in again.scan(b"0", b"9") for key, _ in chunk]
     assert left == [b"%02d" % number for number in range(2, 60, 3)]
     await again.close()
+
+
+async def test_a_database_in_which_many_files_wait_for_a_compaction_is_crowded(
+    new_s3_root: NewRoot,
+) -> None:
+    objects = Objects.open(new_s3_root(), ALL_AT_ONCE)
+    upkeep = Upkeep(objects, "db")
+    assert not await upkeep.is_crowded()  # there is none
+
+    database = await Database.open(objects, "db")
+    crowded = []
+    for number in range(CROWDED_FILES):
+        rows = Rows()
+        rows.put(b"%02d" % number, b"v")
+        await database.commit(rows)
+        await database.flush_to_files()
+        crowded.append(await upkeep.is_crowded())
+
+    assert crowded == [False] * (CROWDED_FILES - 1) + [True]
+    await database.close()
 
 
 async def test_a_clock_that_was_set_back_puts_a_compaction_off_and_is_no_error(
