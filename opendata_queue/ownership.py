@@ -141,8 +141,8 @@ class Ownership:
         taken = cls(files, owner, clock)
         _held_here[owner.holder] = taken
         try:
-            for one in files:
-                before = await _epoch_before(one, clock, takeover)
+            befores = await _epochs_before(files, clock, takeover)
+            for one, before in zip(files, befores, strict=True):
                 await taken._take(one, before + 1)
         except BaseException:
             await taken.release()
@@ -340,6 +340,20 @@ class _Watch:
         if self.tenure is None or before is None:
             return self.tenure is not before
         return (self.tenure.epoch, self.tenure.count) != (before.epoch, before.count)
+
+
+async def _epochs_before(
+    files: Sequence[OwnerFiles], clock: Clock, takeover: bool | Vacancy
+) -> list[int]:
+    """The epochs after which roles may be taken. An owner of several is waited for once."""
+    judging = [asyncio.create_task(_epoch_before(one, clock, takeover)) for one in files]
+    try:
+        return [await one for one in judging]
+    finally:
+        await end_tasks(judging)
+        for one in judging:
+            if not one.cancelled():
+                one.exception()  # seen: the first one is raised
 
 
 async def _epoch_before(files: OwnerFiles, clock: Clock, takeover: bool | Vacancy) -> int:

@@ -268,6 +268,22 @@ async def test_an_owner_elsewhere_that_is_silent_for_its_lease_is_replaced(
     await system.close()
 
 
+async def test_a_silent_owner_of_several_roles_is_waited_for_once(
+    in_memory: Objects, clock: ManualClock
+) -> None:
+    await settle_in(in_memory, an_owner())
+    began_at = clock.now_ms()
+    opening = asyncio.create_task(Ownership.acquire(in_memory, clock=clock))
+
+    while not opening.done():
+        if len(clock._waiting) == len(ALL_ROLES):
+            clock.advance_ms(max(clock._waiting.values()) - clock.now_ms())
+        await asyncio.sleep(0)
+
+    assert clock.now_ms() - began_at == LEASE_MS
+    await (await opening).release()
+
+
 async def test_an_owner_elsewhere_that_gives_a_sign_of_life_is_left_alone(
     root: str, objects: Objects, clock: ManualClock
 ) -> None:
