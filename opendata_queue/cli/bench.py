@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from opendata_queue.cli.bench_workloads import (
+    NUMBER_BYTES,
     RETENTION_SECONDS,
     WAIT_MS,
     WORKLOADS,
@@ -121,6 +122,11 @@ def _compare(
     seconds: float,
     as_json: bool,
 ) -> None:
+    if size < NUMBER_BYTES:
+        raise InvalidInputError(
+            f"--size is {size}: in the workloads every payload has a number of {NUMBER_BYTES} "
+            f"bytes, so use {NUMBER_BYTES} or more"
+        )
     with _system(store, token) as system:
         found = [run_workload(one, system, namespace, size, seconds) for one in workloads]
     if as_json:

@@ -6,15 +6,15 @@ missing. Threads stand for producers and consumers, as the code of most users do
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from opendata_queue.errors import OdqError
+from opendata_queue.errors import OdqError, TimedOutError
 from opendata_queue.messages import ClaimedMessage, NewMessage
 from opendata_queue.queue_options import QueueOptions
 from opendata_queue.shard import NAMESPACE_HEADER
@@ -23,13 +23,16 @@ from opendata_queue.sync import System
 _MARK_HEADER: Final = "odq-bench"
 RETENTION_SECONDS: Final = 3_600
 WAIT_MS: Final = 10_000
+ANSWER_MS: Final = 5_000
+"""How long one message may take to be published or claimed: a client would try for longer."""
+_GIVE_BACK_MS: Final = 2_000
 
 _BULK: Final = 500
 _PER_SECOND: Final = 500
 _PUBLISHERS: Final = 64
 """So that a publish that takes 100 ms does not keep others from being in time."""
 
-_NUMBER_BYTES: Final = 8
+NUMBER_BYTES: Final = 8
 _OPTIONS: Final = QueueOptions(lease_ms=3_600_000)  # nothing may come back meanwhile
 
 
@@ -68,11 +71,17 @@ WORKLOADS: Final = {
 
 
 def run_workload(
-    workload: str, system: System, namespace: str | None, size: int, seconds: float
+    workload: str,
+    system: System,
+    namespace: str | None,
+    size: int,
+    seconds: float,
+    *,
+    now: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Measure one workload on a queue of its own."""
+    """Measure one workload on a queue of its own, with payloads of 8 bytes or more."""
     with own_queue(system, namespace, _OPTIONS) as (queue, headers):
-        bench = _Bench(system, queue, headers, size, seconds)
+        bench = _Bench(system, queue, headers, size, seconds, now)
         measure: dict[str, Callable[[], Measured]] = {
             "W1": lambda: bench.publish(1),
             "W2": lambda: bench.publish(100),
@@ -84,7 +93,7 @@ def run_workload(
         return measure[workload]().result(workload)
 
 
-@contextmanager
+@contextlib.contextmanager
 def own_queue(
     system: System, namespace: str | None, options: QueueOptions | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
@@ -98,24 +107,35 @@ def own_queue(
     system.create_queue(queue, filter=f"\"{_MARK_HEADER}\" = '{mark}'", options=options)
     try:
         yield queue, headers
-    finally:
-        system.delete_queue(queue)
+    except BaseException:
+        # What went wrong is to be told, and soon, even if nothing can be deleted any more.
+        with contextlib.suppress(OdqError):
+            system.delete_queue(queue, timeout_ms=_GIVE_BACK_MS)
+        raise
+    system.delete_queue(queue)
 
 
 class _Bench:
     def __init__(
-        self, system: System, queue: str, headers: dict[str, str], size: int, seconds: float
+        self,
+        system: System,
+        queue: str,
+        headers: dict[str, str],
+        size: int,
+        seconds: float,
+        now: Callable[[], float],
     ) -> None:
         self._system = system
         self._queue = queue
         self._headers = headers
-        self._filler = secrets.token_bytes(max(0, size - _NUMBER_BYTES))
+        self._filler = secrets.token_bytes(size - NUMBER_BYTES)
         self._seconds = seconds
+        self._now = now
 
     def _new(self, numbers: range) -> list[NewMessage]:
         return [
             NewMessage(
-                number.to_bytes(_NUMBER_BYTES, "big") + self._filler,
+                number.to_bytes(NUMBER_BYTES, "big") + self._filler,
                 headers=self._headers,
                 retention_seconds=RETENTION_SECONDS,
             )
@@ -124,16 +144,16 @@ class _Bench:
 
     def _number(self, message: ClaimedMessage) -> int:
         payload = message.payload or b""
-        if payload[_NUMBER_BYTES:] != self._filler:
+        if payload[NUMBER_BYTES:] != self._filler:
             raise OdqError(f"message {message.message_id} came back changed")
-        return int.from_bytes(payload[:_NUMBER_BYTES], "big")
+        return int.from_bytes(payload[:NUMBER_BYTES], "big")
 
     def publish(self, batch: int) -> Measured:
         found = Measured()
-        began = now = time.perf_counter()
+        began = now = self._now()
         while now - began < self._seconds:
             self._system.publish_many(self._new(range(found.messages, found.messages + batch)))
-            before, now = now, time.perf_counter()
+            before, now = now, self._now()
             found.calls.append(now - before)
             found.messages += batch
         found.seconds = now - began
@@ -146,22 +166,26 @@ class _Bench:
             self._system.publish_many(self._new(range(first, min(count, first + _BULK))))
         found = Measured()
         numbers: list[int] = []
-        end = time.perf_counter() + self._seconds
+        began = self._now()
+        end = began + self._seconds
 
-        def work() -> None:
-            while time.perf_counter() < end and len(numbers) < count:
-                before = time.perf_counter()
+        def work() -> float:
+            last = began
+            while self._now() < end and len(numbers) < count:
+                before = self._now()
                 messages = self._system.claim(self._queue, batch, wait_ms=200)
                 if messages:
                     self._system.ack(self._queue, *messages)
-                    found.calls.append(time.perf_counter() - before)
+                    last = self._now()
+                    found.calls.append(last - before)
                     numbers.extend(map(self._number, messages))
+            return last
 
-        began = time.perf_counter()
         with ThreadPoolExecutor(consumers) as threads:
-            for done in [threads.submit(work) for _ in range(consumers)]:
-                done.result()
-        found.seconds, found.messages = time.perf_counter() - began, len(numbers)
+            working = [threads.submit(work) for _ in range(consumers)]
+            # With the last message it is over: some still wait for more then.
+            found.seconds = max([one.result() for one in working]) - began
+        found.messages = len(numbers)
         self._check(numbers, count)
         return found
 
@@ -179,25 +203,60 @@ class _Bench:
         count = max(1, int(self._seconds * _PER_SECOND))
         found = Measured()
         numbers: list[int] = []
-        began = time.perf_counter()
+        failures: list[Exception] = []
+        began = self._now()
+
+        def publish(number: int) -> None:
+            if not failures:
+                new = self._new(range(number, number + 1))
+                with _told(f"publish message {number}"):
+                    self._system.publish_many(new, timeout_ms=ANSWER_MS)
 
         def consume() -> None:
             deadline = began + self._seconds + WAIT_MS / 1e3
-            while len(numbers) < count and time.perf_counter() < deadline:
-                messages = self._system.claim(self._queue, 100, wait_ms=200)
-                now = time.perf_counter()
+            while len(numbers) < count and not failures and self._now() < deadline:
+                with _told("claim messages"):
+                    messages = self._system.claim(
+                        self._queue, 100, wait_ms=200, timeout_ms=200 + ANSWER_MS
+                    )
+                now = self._now()
                 for number in map(self._number, messages):
                     numbers.append(number)
                     found.calls.append(now - began - number / _PER_SECOND)
                 if messages:
-                    self._system.ack(self._queue, *messages)
+                    found.seconds = now - began
+                    with _told("ack messages"):
+                        self._system.ack(self._queue, *messages, timeout_ms=ANSWER_MS)
+
+        def watched(work: Callable[..., None], *args: int) -> None:
+            try:
+                work(*args)
+            except Exception as error:  # of whatever thread: the first one ends it all
+                failures.append(error)
 
         with ThreadPoolExecutor(_PUBLISHERS) as publishers, ThreadPoolExecutor(1) as consumer:
-            consuming = consumer.submit(consume)
+            consumer.submit(watched, consume)
             for number in range(count):
-                time.sleep(max(0.0, began + number / _PER_SECOND - time.perf_counter()))
-                publishers.submit(self._system.publish_many, self._new(range(number, number + 1)))
-            consuming.result()
-        found.seconds, found.messages = time.perf_counter() - began, len(numbers)
+                if failures:
+                    break
+                time.sleep(max(0.0, began + number / _PER_SECOND - self._now()))
+                publishers.submit(watched, publish, number)
+        if failures:
+            raise failures[0]
+        found.messages = len(numbers)
         self._check(numbers, count)
         return found
+
+
+@contextlib.contextmanager
+def _told(doing: str) -> Iterator[None]:
+    """Say what could not be done."""
+    try:
+        yield
+    except TimedOutError as error:
+        raise OdqError(
+            f"could not {doing} within {ANSWER_MS / 1000:g} s: is the store, or the broker, still "
+            "there?"
+        ) from error
+    except OdqError as error:
+        raise OdqError(f"could not {doing}: {error}") from error
