@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import pwd
@@ -50,6 +51,11 @@ def said_by(*command: str | None) -> str:
         return ""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     return (done.stdout or done.stderr).strip().partition("\n")[0]
+
+
+def release(package: str) -> str:
+    """The name and the version of a Python library."""
+    return f"{package} {importlib.metadata.version(package)}"
 
 
 def free_port() -> int:
