@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,6 +128,12 @@ class System:
     @property
     def label(self) -> str:
         return self.name if self.durable else f"{self.name} ⚠"
+
+
+@contextlib.asynccontextmanager
+async def no_clients(address: Address, queue: str, count: int) -> AsyncIterator[list[Client]]:
+    """For systems that are not here."""
+    yield []
 
 
 @contextlib.contextmanager
