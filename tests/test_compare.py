@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +83,28 @@ async def test_an_adapter_publishes_counts_hands_out_and_finishes_messages(
             assert await client.depth() == 2
         async with system.connect(address, "w4", 1) as (client,):
             assert await client.depth() == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "client"),
+    [
+        ("postgres", r"; psycopg 3\.\S+ \((binary|c)\)$"),
+        ("redis-always", r"; redis \S+ with hiredis \S+$"),
+        ("rabbitmq", r"; pika \S+ \(pure Python\)$"),
+        ("nats", r"; nats-py \S+ \(pure Python\)$"),
+        ("beanstalkd", r"; greenstalk \S+ \(pure Python\)$"),
+        ("queue-json", r", obstore \S+ \(Rust\), msgspec \S+ \(C\)$"),
+        ("odq-http-1", r"; aiohttp \S+ \(C\), msgspec \S+ \(C\)$"),
+    ],
+)
+def test_a_version_says_through_which_client_and_whether_it_is_compiled(
+    key: str, client: str
+) -> None:
+    system = find(key)
+    if (missing := system.missing()) is not None:
+        pytest.skip(missing)
+
+    assert re.search(client, system.version())
 
 
 @pytest.mark.parametrize("key", ["litequeue", "persist-queue", "huey"])

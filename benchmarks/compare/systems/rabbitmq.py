@@ -18,6 +18,7 @@ from benchmarks.compare.servers import (
     free_port,
     lacking,
     listens,
+    release,
     said_by,
     server,
 )
@@ -148,8 +149,8 @@ def rabbitmq() -> System:
             modules=["pika"],
             programs={"rabbitmq-server": program, "epmd": find_program("epmd", *_EPMD_FOLDERS)},
         ),
-        version=lambda: f"RabbitMQ {said_by(control, 'version')}",
-        settings="pika; classic queue, persistent, confirms; acks are not confirmed",
+        version=lambda: f"RabbitMQ {said_by(control, 'version')}; {release('pika')} (pure Python)",
+        settings="classic queue, persistent, confirms; acks are not confirmed",
         loops=frozenset({"W2", "W2L"}),
         blocking=True,
     )
