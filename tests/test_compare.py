@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common import redis_server
 from benchmarks.compare import report
 from benchmarks.compare.__main__ import that_matter
 from benchmarks.compare.cells import Cell, Outcome
@@ -227,6 +228,43 @@ def test_what_is_not_installed_is_a_reason_to_skip(tmp_path: Path) -> None:
     assert lacking(modules=["json"], programs={"sh": "/bin/sh"}) is None
     assert "not installed" in str(lacking(modules=["no_such_library_of_ours"]))
     assert "not on this machine" in str(lacking(programs={"odq-server": None}))
+
+
+WITHOUT = """
+import json, sys
+for name in ("redis", "uvloop", "moto", "msgspec"):
+    sys.modules[name] = None
+import benchmarks.compare.__main__, benchmarks.compare.cost, benchmarks.compare.growth_worker
+from benchmarks.common import run_fast
+from benchmarks.compare.systems import find
+async def nothing(): return "ran"
+keys = ["odq", "redis-always", "odq-s3", "queue-json", "raw-compiled-s3"]
+print(json.dumps([run_fast(nothing()), {key: find(key).missing() for key in keys}]))
+"""
+
+
+def test_libraries_that_are_missing_cost_only_the_contenders_that_need_them() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], cwd=REPOSITORY, stdout=subprocess.PIPE, check=True
+    )
+
+    assert json.loads(done.stdout) == [
+        "ran",
+        {
+            "odq": None,
+            "redis-always": "the Python library redis is not installed",
+            "odq-s3": "the Python library moto is not installed",
+            "queue-json": "the Python library msgspec is not installed",
+            "raw-compiled-s3": "the Python library moto is not installed",
+        },
+    ]
+
+
+def test_a_redis_to_compare_with_is_started_as_the_contender_is(tmp_path: Path) -> None:
+    if (missing := find("redis-always").missing()) is not None:
+        pytest.skip(missing)
+    with redis_server(tmp_path / "redis") as client:
+        assert client.config_get("appendfsync") == {"appendfsync": "always"}
 
 
 def test_a_server_is_stopped_with_all_that_it_has_started(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.common import percentile
+from benchmarks.common import percentile, run_fast
 from benchmarks.compare.content import HEADERS, check_numbers, opened, payload_of
 from benchmarks.compare.report import Target, table
 from benchmarks.compare.systems.moto import BUCKET
@@ -172,13 +172,11 @@ async def _publish(system: Any, scenario: Scenario, total: int, tasks: asyncio.T
 
 def _main(spec: str) -> None:
     """The process of one scenario."""
-    import uvloop
-
     scenario = Scenario(**json.loads(spec))
     with S3Server() as server:
         os.environ.update(server.environment())
         server.create_bucket(BUCKET)
-        print(json.dumps(vars(uvloop.run(live(scenario, server)))))
+        print(json.dumps(vars(run_fast(live(scenario, server)))))
 
 
 def run_scenario(scenario: Scenario) -> Spent:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.common import run_fast
 from benchmarks.compare.content import opened, payload_of, payloads, slices
 from benchmarks.compare.contract import Client, System
 from benchmarks.compare.systems import find
@@ -212,11 +213,7 @@ def run(spec: dict[str, Any]) -> Sequence[Figures]:
     gc.freeze()
     if system.blocking:
         return in_threads(system, spec)
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(in_tasks(system, spec))
-    return uvloop.run(in_tasks(system, spec))
+    return run_fast(in_tasks(system, spec))
 
 
 def main() -> None:

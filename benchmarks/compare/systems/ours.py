@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.compare.content import HEADERS
 from benchmarks.compare.contract import Address, Client, Received, System, no_server
-from benchmarks.compare.servers import HOST, free_port, listens, release, server
-from benchmarks.compare.systems.moto import BUCKET, s3_server
+from benchmarks.compare.servers import HOST, free_port, lacking, listens, release, server
+from benchmarks.compare.systems.moto import BUCKET, no_moto, s3_server
 from opendata_queue import (
     AsyncSystem,
     NewMessage,
@@ -127,6 +127,7 @@ def on_s3() -> System:
         name="OpenData Queue, moto S3",
         serve=s3_server,
         connect=connect,
+        missing=no_moto,
         version=_version,
         settings="embedded, s3:// on moto (in memory, on this machine)",
         one_process=True,
@@ -174,6 +175,7 @@ def over_http(clients: int) -> System:
         name=f"OpenData Queue, HTTP, {clients} client{'' if few else 's'}",
         serve=_broker,
         connect=_remote,
+        missing=lambda: lacking(modules=["aiohttp", "fastapi", "msgspec", "uvicorn"]),
         version=lambda: f"{_version()}; {_client()}",
         settings="odq serve on file:///, fsync; the Python client, msgpack"
         + ("" if few else f"; {clients} clients in 4 processes in W1 to W4"),

@@ -22,8 +22,8 @@ import msgspec
 
 from benchmarks.compare.content import HEADERS
 from benchmarks.compare.contract import Address, Client, Received, System
-from benchmarks.compare.servers import lacking, release
-from benchmarks.compare.systems.moto import BUCKET, s3_server
+from benchmarks.compare.servers import release
+from benchmarks.compare.systems.moto import BUCKET, no_moto, s3_server
 
 _POLL_S = 0.005
 
@@ -185,7 +185,7 @@ def queue_json(*, keep: bool) -> System:
         name=f"queue.json, compare-and-set on moto S3, group commit{kept}",
         serve=s3_server,
         connect=functools.partial(_connect, keep=keep),
-        missing=lambda: lacking(modules=["obstore"]),
+        missing=no_moto,
         version=lambda: f"our own, {release('obstore')} (Rust), {release('msgspec')} (C)",
         settings="one object; the consumers of a process share a group commit",
         grows=True,

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.compare.content import HEADERS
 from benchmarks.compare.contract import Address, Client, Received, System, no_server
 from benchmarks.compare.servers import release
-from benchmarks.compare.systems.moto import BUCKET, s3_server
+from benchmarks.compare.systems.moto import BUCKET, no_moto, s3_server
 from odq_encodings import (
     encode_headers,
     encode_inline_payload,
@@ -98,7 +98,7 @@ def raw(tier: str, *, s3: bool = False, fsync: bool = False) -> System:
         name=f"raw SlateDB, 3 puts per message, {where}, {tier}",
         serve=s3_server if s3 else no_server,
         connect=connect,
-        missing=lambda: _missing(tier),
+        missing=lambda: (no_moto() if s3 else None) or _missing(tier),
         version=lambda: release("slatedb"),
         settings=f"batch writer: {tier}",
         durable=s3 or fsync,
