@@ -90,7 +90,7 @@ async def test_an_adapter_publishes_counts_hands_out_and_finishes_messages(
     ("key", "client"),
     [
         ("postgres", r"; psycopg 3\.\S+ \((binary|c)\)$"),
-        ("redis-always", r"; redis \S+ with hiredis \S+$"),
+        ("redis-always", r"; redis-py \S+ with hiredis \S+$"),
         ("rabbitmq", r"; pika \S+ \(pure Python\)$"),
         ("nats", r"; nats-py \S+ \(pure Python\)$"),
         ("beanstalkd", r"; greenstalk \S+ \(pure Python\)$"),

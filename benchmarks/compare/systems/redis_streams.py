@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,8 @@ def _server(program: str | None) -> str:
 def _client() -> str:
     """The library, and who parses for it: Python takes several times as long as hiredis."""
     parser: Any = importlib.import_module("redis.connection").DefaultParser
-    with_c = "hiredis" in parser.__module__
-    return f"{release('redis')} with {release('hiredis') if with_c else 'its Python parser'}"
+    parsing = release("hiredis") if "hiredis" in parser.__module__ else "its Python parser"
+    return f"redis-py {importlib.metadata.version('redis')} with {parsing}"
 
 
 def redis_streams(appendfsync: str) -> System:
