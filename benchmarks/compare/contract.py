@@ -43,6 +43,11 @@ class Client(ABC):
     async def receive(self, count: int, *, wait_ms: int) -> list[Received]:
         """Up to ``count`` messages; waits for the first one."""
 
+    async def receive_whole(self, count: int, *, wait_ms: int) -> list[Received]:
+        """The same where many wait: ``count`` messages, also of a system that sends them one by
+        one, unless no more come."""
+        return await self.receive(count, wait_ms=wait_ms)
+
     @abstractmethod
     async def ack(self, handles: Sequence[Any]) -> None:
         """Finish messages."""

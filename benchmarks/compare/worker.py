@@ -81,7 +81,7 @@ async def publish(client: Client, job: dict[str, Any]) -> Figures:
 
 async def consume(client: Client, job: dict[str, Any]) -> Figures:
     """Receive and ack for so long, or until nothing is left."""
-    received = await client.receive(job["batch"], wait_ms=WAIT_MS)
+    received = await client.receive_whole(job["batch"], wait_ms=WAIT_MS)
     if received:
         await client.ack([one.handle for one in received])
     found = Figures(begin_s=time.monotonic(), unmeasured=len(received))
@@ -89,7 +89,7 @@ async def consume(client: Client, job: dict[str, Any]) -> Figures:
     found.end_s = now
     while now < end:
         before = time.monotonic()
-        got = await client.receive(job["batch"], wait_ms=WAIT_MS)
+        got = await client.receive_whole(job["batch"], wait_ms=WAIT_MS)
         if not got:
             break
         await client.ack([one.handle for one in got])
