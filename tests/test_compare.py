@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
+import itertools
 import json
 import math
 import os
@@ -12,8 +14,11 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,8 +40,9 @@ from benchmarks.compare.content import (
 from benchmarks.compare.contract import Received
 from benchmarks.compare.cost import Spent, cost_lines, cost_targets, sqs_dollars_per_million
 from benchmarks.compare.growth import growth_lines, growth_targets
+from benchmarks.compare.processes import ProcessFailed, expect_ready, reason_of
 from benchmarks.compare.runner import Comparison, Measured, Plan, Runner
-from benchmarks.compare.servers import lacking, listens, server
+from benchmarks.compare.servers import NotHere, give_to, lacking, listens, server
 from benchmarks.compare.systems import KEYS, find
 from benchmarks.compare.workloads import WORKLOADS
 
@@ -53,14 +59,22 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that others may come to, as that of a run: some servers do not run as root."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o711)
+        yield Path(made)
+
+
 @pytest.mark.parametrize("key", CONTENDERS)
 async def test_an_adapter_publishes_counts_hands_out_and_finishes_messages(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system = find(key)
     if (missing := system.missing()) is not None:
         pytest.skip(missing)
-    with system.serve(tmp_path / "system", False) as address:
+    with system.serve(folder / "system", False) as address:
         for name in filter(str.isupper, address):  # a variable that the adapter sets
             monkeypatch.setenv(name, os.environ.get(name, ""))
         async with system.connect(address, "w4", 1) as (client,):
@@ -180,6 +194,94 @@ def test_a_contender_that_fails_is_named_and_the_others_go_on(
 
     assert {one.failure for one in found.cells.values()} == {"message 3 was handed out twice"}
     assert "failed" in report.comparison_table(found)[2]
+
+
+def test_a_contender_that_can_not_run_in_a_folder_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(folder: Path, relaxed: bool) -> Any:
+        raise NotHere("its user can't come to it")
+
+    system = dataclasses.replace(find("huey"), serve=serve)
+    monkeypatch.setattr("benchmarks.compare.runner.find", lambda key: system)
+    plan = Plan(
+        systems=["huey"],
+        workloads=["W2", "W6"],
+        rounds=2,
+        seconds=0.01,
+        root=tmp_path,
+        say=lambda text: None,
+    )
+
+    found = Runner(plan).run()
+
+    assert found.skipped == {"huey": "its user can't come to it"}
+    assert not found.cells
+    assert not found.versions
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
+def test_folders_of_others_are_not_opened_to_the_user_of_a_server(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (folder := tmp_path / "postgres").mkdir()
+
+    with pytest.raises(NotHere, match="nobody"):
+        give_to("nobody", folder)
+
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_complaint_of_initdb_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (missing := find("postgres").missing()) is not None:
+        pytest.skip(missing)
+    (initdb := folder / "initdb").write_text("#!/bin/sh\necho no such locale >&2\nexit 1\n")
+    initdb.chmod(0o755)
+    where = "benchmarks.compare.systems.postgres.find_program"
+    monkeypatch.setattr(where, lambda *_: str(initdb))
+
+    with pytest.raises(RuntimeError, match="no such locale"):
+        find("postgres").serve(folder / "system", False).__enter__()
+
+
+async def test_batches_are_whole_where_a_server_sends_messages_one_by_one(folder: Path) -> None:
+    system = find("rabbitmq")
+    if (missing := system.missing()) is not None:
+        pytest.skip(missing)
+    with system.serve(folder / "system", False) as address:
+        async with system.connect(address, "w4", 1) as (client,):
+            await client.fill(payloads(0, 1_050))
+            sizes = []
+            while got := await client.receive_whole(100, wait_ms=2_000):
+                sizes.append(len(got))
+                await client.ack([one.handle for one in got])
+                if sum(sizes) == 1_050:
+                    break
+
+    assert sizes == [100] * 10 + [50]
+
+
+@pytest.mark.parametrize(
+    "said", ["", "print('hello')", "import sys; sys.exit('no\\n' + 'x' * 9_999)"]
+)
+def test_a_process_that_is_not_ready_is_not_waited_for_for_ever(said: str) -> None:
+    command = [sys.executable, "-c", said or "input()"]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        with pytest.raises(ProcessFailed) as failed:
+            expect_ready(process, timeout_s=60.0 if said else 0.0)
+        process.kill()
+
+    if "exit" in said:  # its lines are whole
+        assert reason_of(failed.value) == "x" * 9_999
+    if not said:
+        assert "not ready" in str(failed.value)
+
+
+def test_the_reason_of_a_failure_is_the_last_line_that_says_something() -> None:
+    group = "  | Traceback\n  +-+---- 1 ----\n    | ValueError: no\n    +--------\n"
+
+    assert reason_of(RuntimeError(group)) == "ValueError: no"
+    assert reason_of(RuntimeError()) == "RuntimeError()"
 
 
 @pytest.mark.parametrize(("until_s", "rounds"), [(0.0, 1), (math.inf, 3)])

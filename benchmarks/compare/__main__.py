@@ -176,14 +176,19 @@ def measured_here(given: argparse.Namespace) -> dict[str, Any] | None:
     if (load := os.getloadavg()[0]) > 0.5:
         say(f"the load average is {load:.1f} before we begin: expect less")
     given.root.mkdir(parents=True, exist_ok=True)
+    # Servers that do not run as root have to come to the folders that we make, and only to those.
+    before = os.umask(0o022)
     try:
         # Removed at the end, not in between: ext4 makes new files slowly for a minute after many
         # were deleted.
         with tempfile.TemporaryDirectory(dir=given.root, prefix="odq-compare-") as root:
+            Path(root).chmod(0o711)
             return measured(given, Path(root))
     except KeyboardInterrupt:
         say("interrupted; everything is stopped and removed")
         return None
+    finally:
+        os.umask(before)
 
 
 def main() -> int:

@@ -5,17 +5,14 @@ Every figure is of a fresh process on ``file:///``, synced: see ``growth_worker`
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.compare.processes import process, result
 from benchmarks.compare.report import Target, table
 
-REPOSITORY: Final = Path(__file__).parents[2]
 LOOKS: Final = 3
 """How many fresh processes look at a root; the median counts."""
 
@@ -129,14 +126,8 @@ class Growth:
 
     @staticmethod
     def _run(**spec: Any) -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.compare.growth_worker", json.dumps(spec)],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            check=True,
-            timeout=3_600,
-        )
-        found: dict[str, Any] = json.loads(done.stdout)
+        with process("benchmarks.compare.growth_worker", spec) as worker:
+            found: dict[str, Any] = result(worker, timeout_s=3_600)
         return found
 
 

@@ -120,13 +120,16 @@ def _serve(folder: Path, relaxed: bool) -> Iterator[Address]:
     give_to(user, folder)
     data = folder / "data"
     if not data.exists():
-        subprocess.run(
+        done = subprocess.run(
             [str(initdb), "-D", str(data), "-U", "bench", "--auth=trust", "--no-sync"],
             cwd=folder,
             user=user,
-            check=True,
             capture_output=True,
+            text=True,
         )
+        if done.returncode:
+            # In one line: its last one only says that it cleans up.
+            raise RuntimeError(f"initdb has failed: {'; '.join(done.stderr.splitlines())}")
     port = free_port()
     conninfo = f"host={HOST} port={port} user=bench dbname=postgres"
     psycopg: Any = importlib.import_module("psycopg")
