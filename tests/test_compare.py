@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common import redis_server
+from benchmarks.compare import __main__ as program
 from benchmarks.compare import report
 from benchmarks.compare.__main__ import that_matter
 from benchmarks.compare.cells import Cell, Outcome
@@ -38,13 +39,21 @@ from benchmarks.compare.content import (
     unboxed,
 )
 from benchmarks.compare.contract import Received
-from benchmarks.compare.cost import Spent, cost_lines, cost_targets, sqs_dollars_per_million
+from benchmarks.compare.cost import (
+    Scenario,
+    Spent,
+    _publish,
+    cost_lines,
+    cost_targets,
+    sqs_dollars_per_million,
+)
 from benchmarks.compare.growth import growth_lines, growth_targets
 from benchmarks.compare.processes import ProcessFailed, expect_ready, reason_of
 from benchmarks.compare.runner import Comparison, Measured, Plan, Runner
 from benchmarks.compare.servers import NotHere, give_to, lacking, listens, server
 from benchmarks.compare.systems import KEYS, find
 from benchmarks.compare.workloads import WORKLOADS
+from opendata_queue import NewMessage
 
 REPOSITORY = Path(__file__).parents[1]
 # A system of ours in another dress, or slow to start: `make bench` runs them all.
@@ -394,6 +403,7 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.compare", "--parts", "compare", "--seconds", "30"]
     command += ["--systems", "litequeue", "--workloads", "W1", "--root", str(tmp_path)]
+    command += ["--output", str(output := tmp_path / "output")]
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("*/compare/litequeue-0/*.sqlite")):
@@ -407,7 +417,8 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
 
     assert process.returncode == 130
     assert "interrupted" in said
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [output]
+    assert not list(output.iterdir())  # nothing was measured
 
 
 # --- the report -----------------------------------------------------------------------------------
@@ -443,6 +454,46 @@ def test_targets_compare_medians_with_those_of_each_peer() -> None:
         ("W5 p50", True): "4.90 ms",
         ("W7 on moto S3", True): "10.0 ×",
     }
+
+
+def test_a_cell_that_has_failed_in_one_round_has_no_figure_and_meets_no_target() -> None:
+    cells = [
+        measured("odq", "W2", 900),
+        measured("postgres", "W2", 1),
+        measured("huey", "W2", 1),
+        measured("odq", "W5", 500),
+        measured("huey", "W7", 1),
+    ]
+    cells[1].failure = cells[3].failure = "message 3 was handed out twice"
+    found = Comparison(cells={(one.system, one.workload): one for one in cells})
+
+    assert {(one.what, one.target): one.met for one in report.targets(found)} == {
+        ("W2", "ahead of PostgreSQL, SKIP LOCKED"): None,
+        ("W2", "ahead of huey SqliteStorage (no ack)"): True,
+        ("W5 p50", "under 5 ms"): None,
+    }
+    ours, theirs, _ = report.comparison_table(found)[2:]
+    assert ours == "| OpenData Queue, file |  |  | 900 |  |  |  |  | failed |  |  |  |"
+    assert theirs == "| PostgreSQL, SKIP LOCKED |  |  | failed |  |  |  |  |  |  |  |  |"
+    said = report.markdown({"machine": {}, "run": RUN, "compare": found.to_json()})
+    assert "Failed: PostgreSQL, SKIP LOCKED, W2: message 3 was handed out twice\n" in said
+    assert "| W5 p50 | under 5 ms |  | **failed** |" in said
+
+
+RUN = {"arguments": "", "rounds": 1, "seconds": 0.5, "took_s": 60.0}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [(1, "Every cell was measured once"), (2, "the mean of 2 rounds"), (3, "the median of 3")],
+)
+def test_a_report_says_how_often_something_was_measured(rounds: int, said: str) -> None:
+    everything = {"machine": {}, "run": {**RUN, "rounds": rounds}}
+
+    assert said in report.markdown({**everything, "compare": Comparison().to_json()})
+    assert "round" not in report.markdown(everything)
+    looked = growth_lines({"backlog": [looked_at(1_000, 100.0)]}, looks=3)
+    assert "median of 3 fresh" in looked[0]
 
 
 SECTIONS = [(report.MEASURED, "make bench"), (report.DEEP, "make bench-deep")]
@@ -501,6 +552,175 @@ def test_figures_of_runs_before_are_put_together_and_written(tmp_path: Path) -> 
     assert "in 4 minutes" in written
     assert "| 10,000 | 120 | 70 | 90 | 9 | 900 | 40 |" in written
     assert "SQS at list price" in written
+
+
+# --- the program ----------------------------------------------------------------------------------
+
+DOCUMENT = "<!-- measured: begin (written by make bench) -->\n<!-- measured: end -->"
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    (document := tmp_path / "benchmarks.md").write_text(DOCUMENT)
+    return document
+
+
+def ran(
+    monkeypatch: pytest.MonkeyPatch, document: Path, parts: dict[str, Any], *more: str
+) -> tuple[int, dict[str, Any]]:
+    """Run the program in this process, with parts that are measured in no time."""
+    output = document.parent / "output"
+    arguments = ["--root", str(document.parent), "--output", str(output), "--write", str(document)]
+    monkeypatch.setattr("sys.argv", ["compare", *arguments, *more])
+    monkeypatch.setattr(program, "_ENDING", ())
+    monkeypatch.setattr(program, "_MEASURE", parts)
+    code = program.main()
+    found = output / "measured.json"
+    assert (output / "measured.md").exists() == found.exists()
+    return code, json.loads(found.read_text()) if found.exists() else {}
+
+
+def compared(given: object, root: Path, found: dict[str, Any]) -> None:
+    cell = measured("odq", "W2", 900)
+    found["compare"] = Comparison(cells={("odq", "W2"): cell}).to_json()
+
+
+def grown(given: object, root: Path, found: dict[str, Any]) -> None:
+    found["growth"] = {"backlog": [looked_at(1_000, 100.0), looked_at(10_000, 120.0)]}
+
+
+def nothing(given: object, root: Path, found: dict[str, Any]) -> None:
+    pass
+
+
+def test_a_run_without_a_failure_replaces_the_document(
+    document: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {"compare": compared, "cost": nothing, "growth": grown}
+
+    code, found = ran(monkeypatch, document, parts)
+
+    assert code == 0
+    assert {"compare", "growth"} <= found.keys()
+    assert "### Side by side" in document.read_text()
+
+
+def test_a_part_that_fails_is_told_and_the_others_go_on(
+    document: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(given: object, root: Path, found: dict[str, Any]) -> None:
+        raise RuntimeError("no disk")
+
+    code, found = ran(monkeypatch, document, {"compare": compared, "cost": broken, "growth": grown})
+
+    assert code == 1
+    assert found["failures"] == {"compare": "", "cost": "no disk", "growth": ""}
+    assert {"compare", "growth"} <= found.keys()
+    assert document.read_text() == DOCUMENT
+    said = (document.parent / "output" / "measured.md").read_text()
+    assert "Failed: no disk" in said
+    assert "| Cost on object storage | measured |  | **failed** |" in said
+
+
+def test_a_cell_that_fails_fails_the_run(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(given: object, root: Path, found: dict[str, Any]) -> None:
+        compared(given, root, found)
+        found["compare"]["cells"][0]["failure"] = "a payload was changed"
+
+    parts = {"compare": failing, "cost": nothing, "growth": grown}
+
+    code, found = ran(monkeypatch, document, parts)
+
+    assert code == 1
+    assert found["compare"]["cells"][0]["failure"] == "a payload was changed"
+    assert document.read_text() == DOCUMENT
+
+
+def test_what_was_measured_before_an_interrupt_is_kept_but_not_in_the_document(
+    document: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(given: object, root: Path, found: dict[str, Any]) -> None:
+        found["cost"] = {"latency_ms": 30.0, "spent": []}
+        raise KeyboardInterrupt
+
+    parts = {"compare": compared, "cost": interrupted, "growth": grown}
+
+    code, found = ran(monkeypatch, document, parts)
+
+    assert code == 130
+    assert "compare" in found
+    assert "growth" not in found
+    assert document.read_text() == DOCUMENT
+    assert "interrupted" in (document.parent / "output" / "measured.md").read_text()
+
+
+def test_where_nothing_can_be_measured_the_document_stays(
+    document: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = dict.fromkeys(("compare", "cost", "growth"), nothing)
+
+    assert ran(monkeypatch, document, parts)[0] == 1
+    assert document.read_text() == DOCUMENT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rounds", "0"], "at least 1"),
+        (["--rounds", "-1"], "at least 1"),
+        (["--rounds", "many"], "not a number"),
+        (["--seconds", "0"], "more than 0"),
+        (["--seconds", "-1"], "more than 0"),
+        (["--seconds", "nan"], "more than 0"),
+        (["--s3-latency-ms", "-5"], "at least 0"),
+        (["--minutes", "0"], "more than 0"),
+        (["--figures", "/nowhere.json"], "No such file"),
+        (["--figures", __file__], "not those of a run"),
+        (["--root", f"{__file__}/root"], "Not a directory"),
+        (["--output", f"{__file__}/output"], "Not a directory"),
+        (["--write", "/nowhere.md"], "No such file"),
+        (["--write", str(REPOSITORY / "README.md")], "has no '<!-- measured: begin"),
+    ],
+)
+def test_what_can_not_be_done_is_said_before_anything_is_measured(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--root", str(tmp_path), "--output", str(tmp_path)]
+
+    with pytest.raises(SystemExit) as ended:
+        program.parsed([*places, *arguments])
+
+    assert ended.value.code == 2
+    complaint = capsys.readouterr().err.splitlines()[-1]
+    assert "error: " in complaint
+    assert said in complaint
+    assert arguments[0] in complaint
+
+
+def test_figures_of_something_else_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, text in enumerate(("[]", "{}", '{"run": {}}', '{"run": 1, "machine": 2}')):
+        (figures := tmp_path / f"{number}.json").write_text(text)
+        with pytest.raises(SystemExit):
+            program.parsed(["--output", str(tmp_path), "--figures", str(figures)])
+        assert "not those of a run" in capsys.readouterr().err
+
+
+async def test_a_message_tells_when_it_was_due_not_when_it_was_published() -> None:
+    class System:
+        due: list[int]
+
+        async def publish_many(self, messages: list[NewMessage]) -> None:
+            self.due += [opened(one.payload or b"", one.headers or {})[1] for one in messages]
+
+    (system := System()).due = []
+    scenario = Scenario(rate=5_000, seconds=0.02, linger_ms=0, latency_ms=0)
+
+    async with asyncio.TaskGroup() as tasks:
+        await _publish(system, scenario, 100, tasks)
+
+    assert {later - one for one, later in itertools.pairwise(system.due)} == {200_000}
 
 
 def test_requests_become_dollars() -> None:

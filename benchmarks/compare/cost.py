@@ -10,25 +10,23 @@ heartbeats, manifests, garbage collection. Prices are list prices of us-east-1.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.common import percentile, run_fast
 from benchmarks.compare.content import HEADERS, check_numbers, opened, payload_of
+from benchmarks.compare.processes import process, result
 from benchmarks.compare.report import Target, table
 from benchmarks.compare.systems.moto import BUCKET
 from opendata_queue import CommitLimits, Engine, PublishOptions, QueueOptions
 from tests.s3_server import S3Server
 
-REPOSITORY: Final = Path(__file__).parents[2]
 DOLLARS_PER_REQUEST: Final = {
     "PUT": 0.005 / 1_000, "LIST": 0.005 / 1_000,
     "GET": 0.0004 / 1_000, "HEAD": 0.0004 / 1_000,
@@ -187,25 +185,34 @@ def _main(spec: str) -> None:
         print(json.dumps(vars(run_fast(live(scenario, server)))))
 
 
-def run_scenario(scenario: Scenario) -> Spent:
-    spec = json.dumps({name: getattr(scenario, name) for name in scenario.__slots__})
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.compare.cost", spec],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=scenario.seconds * 4 + 120,
-    )
-    return Spent(**json.loads(done.stdout))
+def run_together(scenarios: Sequence[Scenario]) -> list[Spent]:
+    """Run scenarios beside each other, each in a process of its own."""
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                process(
+                    "benchmarks.compare.cost",
+                    {name: getattr(one, name) for name in one.__slots__},
+                )
+            )
+            for one in scenarios
+        ]
+        longest_s = max(one.seconds for one in scenarios) * 4 + 120
+        return [Spent(**result(worker, timeout_s=longest_s)) for worker in workers]
 
 
 # --- all scenarios --------------------------------------------------------------------------------
 
 
-def measure_cost(*, latency_ms: float, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Idle, at three rates, and along the dial. Those that leave room run beside each other."""
-    # Garbage is collected every 15 s: the long ones see it once, as often as it is.
-    long, short = (1.0, 1.0) if quick else (20.0, 8.0)
+def measure_cost(
+    found: dict[str, Any], *, latency_ms: float, quick: bool, say: Callable[[str], None]
+) -> None:
+    """Idle, at three rates, and along the dial. Those that leave room run beside each other.
+
+    What is found is there as soon as it is known, whatever fails later.
+    """
+    # Garbage is collected every 15 s, once it is a minute old: the long ones see that.
+    long, short = (1.0, 1.0) if quick else (78.0, 8.0)
 
     def at(rate: int, seconds: float, linger_ms: float) -> Scenario:
         return Scenario(rate=rate, seconds=seconds, linger_ms=linger_ms, latency_ms=latency_ms)
@@ -224,13 +231,11 @@ def measure_cost(*, latency_ms: float, quick: bool, say: Callable[[str], None]) 
             [at(MAIN_RATE, short, 0), at(MAIN_RATE, short, 1_000)],
             [at(MAIN_RATE, short, 25), at(MAIN_RATE, short, 250)],
         ]
-    found: list[Spent] = []
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        for scenarios in together:
-            shown = ", ".join(f"{one.rate}/s linger {one.linger_ms:g} ms" for one in scenarios)
-            say(f"cost on S3: {shown}")
-            found += pool.map(run_scenario, scenarios)
-    return {"latency_ms": latency_ms, "spent": [vars(one) for one in found]}
+    found |= {"latency_ms": latency_ms, "spent": []}
+    for scenarios in together:
+        shown = ", ".join(f"{one.rate}/s linger {one.linger_ms:g} ms" for one in scenarios)
+        say(f"cost on S3: {shown}")
+        found["spent"] += [vars(one) for one in run_together(scenarios)]
 
 
 def _spent(found: Mapping[str, Any]) -> list[Spent]:

@@ -56,9 +56,9 @@ class Growth:
         self._quick = quick
         self._deep = deep
         self._say = say
-        self._looks = 1 if quick else LOOKS
+        self.looks = 1 if quick else LOOKS
 
-    def measure(self, kinds: Sequence[str]) -> dict[str, Rows]:
+    def measure(self, kinds: Sequence[str], found: dict[str, Rows]) -> None:
         known: dict[str, Callable[[], Rows]] = {
             "backlog": lambda: self._grown("fill", "waiting", self._decades(3, 6, 7)),
             "history": lambda: self._grown("live", "done", self._decades(3, 5, 6)),
@@ -67,7 +67,8 @@ class Growth:
             "payload": self._payloads,
             "consumers": self._consumers,
         }
-        return {kind: known[kind]() for kind in kinds}
+        for kind in kinds:
+            found[kind] = known[kind]()
 
     def _headers(self) -> Rows:
         return [self._kind(number, headers=number, bytes=256) for number in self._few(0, 4, 16, 64)]
@@ -92,7 +93,7 @@ class Growth:
         for size in sizes:
             self._say(f"growth: {size:,} {_SAID[what]}")
             looks = []
-            for left in reversed(range(self._looks)):
+            for left in reversed(range(self.looks)):
                 self._run(step=step, url=url, **{what: size})
                 stay_s = 0.0 if left or self._quick else STAY_S
                 looks.append(self._run(step="look", url=url, stay_s=stay_s))
@@ -131,14 +132,17 @@ class Growth:
         return found
 
 
-def measure_growth(
-    root: Path, *, kinds: Sequence[str], quick: bool, deep: bool, say: Say
-) -> dict[str, Rows]:
-    return Growth(root, quick=quick, deep=deep, say=say).measure(kinds)
-
-
-def growth_lines(found: Mapping[str, Rows]) -> list[str]:
+def growth_lines(found: Mapping[str, Rows], looks: int = 0) -> list[str]:
+    """Tables; how many processes have looked at a root is said if it is known."""
     lines: list[str] = []
+    if looks == 1:
+        lines += ["", "Every figure was measured once."]
+    elif looks:
+        lines += [
+            "",
+            f"With a backlog, a history and queues, figures are the median of {looks} fresh",
+            "processes, and *at most* is the most of all of them. The others were measured once.",
+        ]
     for rows in found.values():
         header = [_SAID[name] for name in rows[0]]
         lines += ["", *table(header, [[_shown(value) for value in row.values()] for row in rows])]

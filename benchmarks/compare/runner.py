@@ -59,9 +59,22 @@ class Comparison:
     versions: dict[str, str] = field(default_factory=dict)
 
     def cell(self, system: str, workload: str) -> Measured | None:
-        """A cell that has figures."""
+        """A cell that has figures, which count."""
         found = self.cells.get((system, workload))
-        return found if found is not None and found.rates else None
+        return found if found is not None and found.rates and not found.failure else None
+
+    def failed(self, system: str, workload: str) -> bool:
+        """Whether a cell has failed, be it in one round of many: then it has no figures."""
+        found = self.cells.get((system, workload))
+        return found is not None and bool(found.failure)
+
+    def failures(self) -> dict[tuple[str, str], list[str]]:
+        """Systems and reasons, and which workloads have failed for them."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for one in self.cells.values():
+            if one.failure:
+                found.setdefault((one.system, one.failure), []).append(one.workload)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         return {
