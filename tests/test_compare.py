@@ -229,6 +229,31 @@ def test_a_contender_that_can_not_run_in_a_folder_is_skipped(
     assert not found.versions
 
 
+def test_a_contender_whose_version_can_not_be_told_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version() -> str:
+        raise IndexError("it said nothing")
+
+    systems = {"huey": dataclasses.replace(find("huey"), version=version), "odq": find("odq")}
+    monkeypatch.setattr("benchmarks.compare.runner.find", systems.__getitem__)
+    outcome = Outcome(messages=1, unmeasured=0, seconds=1.0, percentiles_ms={})
+    monkeypatch.setattr("benchmarks.compare.cells.Cell.run", lambda *_: outcome)
+    plan = Plan(
+        systems=["huey", "odq"],
+        workloads=["W2"],
+        rounds=1,
+        seconds=0.01,
+        root=tmp_path,
+        say=lambda text: None,
+    )
+
+    found = Runner(plan).run()
+
+    assert found.failures() == {("huey", "it said nothing"): ["W2"]}
+    assert found.cell("odq", "W2") is not None
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
 def test_folders_of_others_are_not_opened_to_the_user_of_a_server(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
@@ -675,7 +700,7 @@ def test_where_nothing_can_be_measured_the_document_stays(
         (["--s3-latency-ms", "-5"], "at least 0"),
         (["--minutes", "0"], "more than 0"),
         (["--figures", "/nowhere.json"], "No such file"),
-        (["--figures", __file__], "not those of a run"),
+        (["--figures", __file__], "not the figures of a run"),
         (["--root", f"{__file__}/root"], "Not a directory"),
         (["--output", f"{__file__}/output"], "Not a directory"),
         (["--write", "/nowhere.md"], "No such file"),
@@ -704,7 +729,7 @@ def test_figures_of_something_else_are_refused(
         (figures := tmp_path / f"{number}.json").write_text(text)
         with pytest.raises(SystemExit):
             program.parsed(["--output", str(tmp_path), "--figures", str(figures)])
-        assert "not those of a run" in capsys.readouterr().err
+        assert "not the figures of a run" in capsys.readouterr().err
 
 
 async def test_a_message_tells_when_it_was_due_not_when_it_was_published() -> None:

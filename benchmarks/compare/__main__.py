@@ -131,11 +131,8 @@ def check_places(given: argparse.Namespace) -> None:
     if given.figures:
         try:
             given.found = put_together(given.figures)
-            report.markdown(given.found)
-        except OSError as error:
-            raise ValueError(f"--figures {error.filename}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"--figures: not those of a run: {error!r}") from None
+        except ValueError as error:
+            raise ValueError(f"--figures {error}") from None
     for option in ("root", "output"):
         folder = getattr(given, option)
         try:
@@ -258,9 +255,20 @@ def that_matter(arguments: Sequence[str]) -> list[str]:
     ]
 
 
+def figures_in(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        report.markdown(found)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{path}: not the figures of a run") from None
+    return found
+
+
 def put_together(paths: Sequence[Path]) -> dict[str, Any]:
     """The figures of several runs, each of some parts; of a part that several have, the last."""
-    runs = [json.loads(path.read_text()) for path in paths]
+    runs = [figures_in(path) for path in paths]
     found: dict[str, Any] = {}
     run: dict[str, Any] = {}
     ended: dict[str, dict[str, str]] = {"failures": {}, "skipped": {}}

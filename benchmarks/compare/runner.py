@@ -142,8 +142,9 @@ class Runner:
         if (missing := find(key).missing()) is not None:
             self._skip(find(key), missing)
             return False
-        self.found.versions[key] = find(key).version()
-        return True
+        with self._failing(find(key), self._chosen(find(key), 0)):
+            self.found.versions[key] = find(key).version()
+        return key in self.found.versions
 
     def _skip(self, system: System, reason: str) -> None:
         self.found.skipped[system.key] = reason
@@ -155,11 +156,7 @@ class Runner:
     def _round(self, system: System, number: int) -> None:
         if system.key in self.found.skipped:
             return
-        chosen = [
-            WORKLOADS[key]
-            for key in self._plan.workloads
-            if key in system.workloads and (not number or key in self._again)
-        ]
+        chosen = self._chosen(system, number)
         shallow = [one for one in chosen if not one.deep]
         folder = self._plan.root / f"{system.key}-{number}"
         with self._failing(system, shallow):
@@ -174,6 +171,14 @@ class Runner:
         with self._failing(system, deep):
             for workload in deep:
                 self._measure_deep(system, workload, number)
+
+    def _chosen(self, system: System, number: int) -> list[Workload]:
+        """What is measured of a system in a round."""
+        return [
+            WORKLOADS[key]
+            for key in self._plan.workloads
+            if key in system.workloads and (not number or key in self._again)
+        ]
 
     def _fill_all(
         self, system: System, workloads: Sequence[Workload], address: Address
