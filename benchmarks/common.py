@@ -5,42 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import socket
 import statistics
-import subprocess
 from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import redis
+if TYPE_CHECKING:
+    import redis
 
 PAYLOAD = bytes(range(256))
 HEADERS = {"type": "order.created", "region": "emea"}
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def redis_server(folder: Path) -> Iterator[redis.Redis]:
     """A Redis of our own that answers a write when it is on the disk."""
-    folder.mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = {
-        "port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "daemonize": "no",
-        "appendonly": "yes", "appendfsync": "always",
-    }  # fmt: skip
-    arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
-    server = subprocess.Popen(["redis-server", *arguments], stdout=subprocess.DEVNULL)
-    client = redis.Redis(port=port)
-    try:
-        while True:
-            with contextlib.suppress(redis.ConnectionError):
-                client.ping()
-                break
+    # Not for everybody who imports this: what needs no Redis must run without it.
+    import redis
+
+    from benchmarks.compare.systems.redis_streams import redis_streams
+
+    with (
+        redis_streams("always").serve(folder, False) as address,
+        contextlib.closing(redis.Redis(port=int(address["port"]))) as client,
+    ):
         yield client
-    finally:
-        client.close()
-        server.terminate()
-        server.wait()
 
 
 def spread(values: Sequence[float]) -> str:
@@ -70,3 +61,12 @@ def run_loop(work: Coroutine[object, object, None], *, uvloop: bool) -> None:
         fast.run(work)
     else:
         asyncio.run(work)
+
+
+def run_fast(work: Coroutine[Any, Any, T]) -> T:
+    """Run something on uvloop, or on Python's own event loop where that is not installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)

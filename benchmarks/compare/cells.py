@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.common import percentile
 from benchmarks.compare.content import WrongMessages, check_losses, check_numbers
 from benchmarks.compare.contract import Address, System
+from benchmarks.compare.processes import expect_ready, process, result
 from benchmarks.compare.worker import Figures
 from benchmarks.compare.workloads import (
     LONGEST,
@@ -22,8 +19,9 @@ from benchmarks.compare.workloads import (
     Workload,
 )
 
-REPOSITORY: Final = Path(__file__).parents[2]
-PERCENTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+_WORKER: Final = "benchmarks.compare.worker"
+PERCENTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+"""Of W5, a round has 500 messages: there is no more to say of them."""
 _TIMEOUT_S: Final = 240.0
 
 
@@ -118,60 +116,27 @@ class Cell:
         with contextlib.ExitStack() as stack:
             workers = [
                 stack.enter_context(
-                    _worker(
+                    process(
+                        _WORKER,
                         {
                             "system": self.system.key,
                             "address": self.address,
                             "queue": self.queue,
                             "jobs": list(some),
                             "count_after": count_after,
-                        }
+                        },
                     )
                 )
                 for some in jobs
             ]
             for worker in workers:
-                _expect_ready(worker)
+                expect_ready(worker, timeout_s=_TIMEOUT_S)
             for worker in workers:
                 assert worker.stdin is not None
                 worker.stdin.write("go\n")
                 worker.stdin.flush()
-            return [_result(worker) for worker in workers]
-
-
-@contextlib.contextmanager
-def _worker(spec: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.compare.worker", json.dumps(spec)],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def _expect_ready(worker: subprocess.Popen[str]) -> None:
-    assert worker.stdout is not None
-    if worker.stdout.readline() != "ready\n":
-        raise RuntimeError(f"a worker has failed: {_last_words(worker)}")
-
-
-def _result(worker: subprocess.Popen[str]) -> list[Figures]:
-    said, complaints = worker.communicate(timeout=_TIMEOUT_S)
-    if worker.returncode:
-        raise RuntimeError(f"a worker has failed: {complaints[-2_000:]}")
-    return [Figures(**one) for one in json.loads(said)]
-
-
-def _last_words(worker: subprocess.Popen[str]) -> str:
-    return worker.communicate(timeout=_TIMEOUT_S)[1][-2_000:]
+            found = [result(worker, timeout_s=_TIMEOUT_S) for worker in workers]
+        return [[Figures(**one) for one in figures] for figures in found]
 
 
 def _shared_out(jobs: list[dict[str, Any]], processes: int) -> list[list[dict[str, Any]]]:

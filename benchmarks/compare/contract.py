@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,11 @@ class Client(ABC):
     @abstractmethod
     async def receive(self, count: int, *, wait_ms: int) -> list[Received]:
         """Up to ``count`` messages; waits for the first one."""
+
+    async def receive_whole(self, count: int, *, wait_ms: int) -> list[Received]:
+        """The same where many wait: ``count`` messages, also of a system that sends them one by
+        one, unless no more come."""
+        return await self.receive(count, wait_ms=wait_ms)
 
     @abstractmethod
     async def ack(self, handles: Sequence[Any]) -> None:
@@ -128,6 +133,12 @@ class System:
     @property
     def label(self) -> str:
         return self.name if self.durable else f"{self.name} ⚠"
+
+
+@contextlib.asynccontextmanager
+async def no_clients(address: Address, queue: str, count: int) -> AsyncIterator[list[Client]]:
+    """For systems that are not here."""
+    yield []
 
 
 @contextlib.contextmanager

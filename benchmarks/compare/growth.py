@@ -5,17 +5,14 @@ Every figure is of a fresh process on ``file:///``, synced: see ``growth_worker`
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.compare.processes import process, result
 from benchmarks.compare.report import Target, table
 
-REPOSITORY: Final = Path(__file__).parents[2]
 LOOKS: Final = 3
 """How many fresh processes look at a root; the median counts."""
 
@@ -59,9 +56,9 @@ class Growth:
         self._quick = quick
         self._deep = deep
         self._say = say
-        self._looks = 1 if quick else LOOKS
+        self.looks = 1 if quick else LOOKS
 
-    def measure(self, kinds: Sequence[str]) -> dict[str, Rows]:
+    def measure(self, kinds: Sequence[str], found: dict[str, Rows]) -> None:
         known: dict[str, Callable[[], Rows]] = {
             "backlog": lambda: self._grown("fill", "waiting", self._decades(3, 6, 7)),
             "history": lambda: self._grown("live", "done", self._decades(3, 5, 6)),
@@ -70,7 +67,8 @@ class Growth:
             "payload": self._payloads,
             "consumers": self._consumers,
         }
-        return {kind: known[kind]() for kind in kinds}
+        for kind in kinds:
+            found[kind] = known[kind]()
 
     def _headers(self) -> Rows:
         return [self._kind(number, headers=number, bytes=256) for number in self._few(0, 4, 16, 64)]
@@ -95,7 +93,7 @@ class Growth:
         for size in sizes:
             self._say(f"growth: {size:,} {_SAID[what]}")
             looks = []
-            for left in reversed(range(self._looks)):
+            for left in reversed(range(self.looks)):
                 self._run(step=step, url=url, **{what: size})
                 stay_s = 0.0 if left or self._quick else STAY_S
                 looks.append(self._run(step="look", url=url, stay_s=stay_s))
@@ -129,25 +127,22 @@ class Growth:
 
     @staticmethod
     def _run(**spec: Any) -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.compare.growth_worker", json.dumps(spec)],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            check=True,
-            timeout=3_600,
-        )
-        found: dict[str, Any] = json.loads(done.stdout)
+        with process("benchmarks.compare.growth_worker", spec) as worker:
+            found: dict[str, Any] = result(worker, timeout_s=3_600)
         return found
 
 
-def measure_growth(
-    root: Path, *, kinds: Sequence[str], quick: bool, deep: bool, say: Say
-) -> dict[str, Rows]:
-    return Growth(root, quick=quick, deep=deep, say=say).measure(kinds)
-
-
-def growth_lines(found: Mapping[str, Rows]) -> list[str]:
+def growth_lines(found: Mapping[str, Rows], looks: int = 0) -> list[str]:
+    """Tables; how many processes have looked at a root is said if it is known."""
     lines: list[str] = []
+    if looks == 1:
+        lines += ["", "Every figure was measured once."]
+    elif looks:
+        lines += [
+            "",
+            f"With a backlog, a history and queues, figures are the median of {looks} fresh",
+            "processes, and *at most* is the most of all of them. The others were measured once.",
+        ]
     for rows in found.values():
         header = [_SAID[name] for name in rows[0]]
         lines += ["", *table(header, [[_shown(value) for value in row.values()] for row in rows])]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from benchmarks.common import percentile
+from benchmarks.common import percentile, run_fast
 from benchmarks.compare.content import HEADERS, WrongMessages, slices
 from benchmarks.counting import QUEUES, counted
 from benchmarks.fresh_process import peak_mib, resident_mib
@@ -218,15 +218,13 @@ FILLING: Final = ("fill", "live", "make_queues")
 
 
 def main() -> None:
-    import uvloop
-
     async def step(spec: dict[str, Any]) -> dict[str, Any]:
         return await STEPS[spec["step"]](spec)
 
     gc.collect()
     gc.freeze()
     spec = json.loads(sys.argv[1])
-    found = uvloop.run(step(spec))
+    found = run_fast(step(spec))
     if spec["step"] in FILLING:
         os.sync()
     print(json.dumps(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import statistics
@@ -24,6 +25,7 @@ def describe(root: Path) -> dict[str, str]:
         "file system": _file_system(root),
         "a new file": f"{new_file_us(root):.0f} µs",
         "python": f"{platform.python_implementation()} {sys.version.split()[0]}",
+        "event loop": _event_loop(),
         "load before": f"{os.getloadavg()[0]:.2f}",
     }
 
@@ -51,6 +53,14 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _event_loop() -> str:
+    """What those run on whose clients are asynchronous."""
+    try:
+        return f"uvloop {importlib.metadata.version('uvloop')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "asyncio"
 
 
 def _memory() -> str:

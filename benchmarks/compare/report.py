@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,8 @@ class Target:
     what: str
     target: str
     measured: str
-    met: bool
+    met: bool | None
+    """Nobody knows if it was to be measured, and that has failed."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -52,20 +53,20 @@ def comparison_table(found: Comparison) -> list[str]:
 
 
 def _row(found: Comparison, system: System) -> list[str]:
-    cells = {key: found.cell(system.key, key) for key in ("W1", "W3", "W4", "W5", "W6")}
     ratio = ""
-    if (deep := cells["W6"]) is not None and (shallow := cells["W4"]) is not None:
+    deep, shallow = found.cell(system.key, "W6"), found.cell(system.key, "W4")
+    if deep is not None and shallow is not None:
         ratio = f"{deep.rate / shallow.rate:.2f}"
     return [
         system.label,
         _rate(found, system, "W1"),
-        _latency(cells["W1"], 0.5, 0.99),
+        _latency(found, system, "W1", 0.5, 0.99),
         _rate(found, system, "W2"),
         _rate(found, system, "W2L"),
         _rate(found, system, "W3"),
-        _latency(cells["W3"], 0.5),
+        _latency(found, system, "W3", 0.5),
         _rate(found, system, "W4"),
-        _latency(cells["W5"], 0.5, 0.99),
+        _latency(found, system, "W5", 0.5, 0.99),
         _rate(found, system, "W6"),
         ratio,
         _rate(found, system, "W7"),
@@ -75,15 +76,27 @@ def _row(found: Comparison, system: System) -> list[str]:
 def _rate(found: Comparison, system: System, workload: str) -> str:
     cell = found.cell(system.key, workload)
     if cell is None:
-        failed = found.cells.get((system.key, workload))
-        return "failed" if failed is not None and failed.failure else ""
+        return _nothing(found, system, workload)
     return f"{cell.rate:,.0f}{'†' if workload in system.loops else ''} {cell.spread}".rstrip()
 
 
-def _latency(cell: Measured | None, *parts: float) -> str:
+def _latency(found: Comparison, system: System, workload: str, *parts: float) -> str:
+    cell = found.cell(system.key, workload)
     if cell is None:
-        return ""
+        return _nothing(found, system, workload)
     return " / ".join(_short(cell.percentile_ms(part)) for part in parts)
+
+
+def _nothing(found: Comparison, system: System, workload: str) -> str:
+    return "failed" if found.failed(system.key, workload) else ""
+
+
+def failure_lines(found: Comparison) -> list[str]:
+    """What has failed, and why."""
+    lines = []
+    for (key, reason), workloads in found.failures().items():
+        lines += ["", f"Failed: {find(key).name}, {', '.join(workloads)}: {reason}"]
+    return lines
 
 
 def _short(value: float) -> str:
@@ -97,50 +110,75 @@ def targets(found: Comparison) -> list[Target]:
     return [*_ahead_of_peers(found), *_of_ours(found), *_ahead_of_queue_json(found)]
 
 
+def _judged(
+    found: Comparison,
+    cells: Sequence[tuple[str, str]],
+    *,
+    what: str,
+    target: str,
+    judge: Callable[..., tuple[str, bool]],
+) -> Iterator[Target]:
+    """A target about some cells, unless one of them was not to be measured."""
+    measured = [found.cell(*cell) for cell in cells]
+    if all(measured):
+        said, met = judge(*measured)
+        yield Target(what=what, target=target, measured=said, met=met)
+    elif all(here or found.failed(*cell) for here, cell in zip(measured, cells, strict=True)):
+        yield Target(what=what, target=target, measured="", met=None)
+
+
 def _ahead_of_peers(found: Comparison) -> Iterator[Target]:
+    def judge(ours: Measured, theirs: Measured) -> tuple[str, bool]:
+        times = ours.rate / theirs.rate
+        return f"{times:.2f} ×", times > 1
+
     for workload, peers in (("W2", _PEERS), ("W4", _PEERS), ("W7", ("postgres",))):
-        ours = found.cell(_OURS, workload)
         for peer in peers:
-            theirs = found.cell(peer, workload)
-            if ours is not None and theirs is not None:
-                times = ours.rate / theirs.rate
-                yield Target(
-                    what=workload,
-                    target=f"ahead of {find(peer).label}",
-                    measured=f"{times:.2f} ×",
-                    met=times > 1,
-                )
+            yield from _judged(
+                found,
+                [(_OURS, workload), (peer, workload)],
+                what=workload,
+                target=f"ahead of {find(peer).label}",
+                judge=judge,
+            )
 
 
 def _of_ours(found: Comparison) -> Iterator[Target]:
-    shallow, deep = found.cell(_OURS, "W4"), found.cell(_OURS, "W6")
-    if shallow is not None and deep is not None:
+    def stays(deep: Measured, shallow: Measured) -> tuple[str, bool]:
         part = deep.rate / shallow.rate
-        yield Target(what="W6/W4", target="0.8 or more", measured=f"{part:.2f}", met=part >= 0.8)
-    latency = found.cell(_OURS, "W5")
-    if latency is not None:
+        return f"{part:.2f}", part >= 0.8
+
+    def fast(latency: Measured) -> tuple[str, bool]:
         p50 = latency.percentile_ms(0.5)
-        yield Target(what="W5 p50", target="under 5 ms", measured=f"{p50:.2f} ms", met=p50 < 5)
+        return f"{p50:.2f} ms", p50 < 5
+
+    both = [(_OURS, "W6"), (_OURS, "W4")]
+    yield from _judged(found, both, what="W6/W4", target="0.8 or more", judge=stays)
+    latency = [(_OURS, "W5")]
+    yield from _judged(found, latency, what="W5 p50", target="under 5 ms", judge=fast)
 
 
 def _ahead_of_queue_json(found: Comparison) -> Iterator[Target]:
+    def judge(ours: Measured, theirs: Measured) -> tuple[str, bool]:
+        times = ours.rate / theirs.rate
+        return f"{times:.1f} ×", times >= 10
+
     for workload in ("W2", "W4", "W7"):
         for peer, what in (("queue-json", "queue.json"), ("queue-json-kept", "one that is kept")):
-            ours, theirs = found.cell("odq-s3", workload), found.cell(peer, workload)
-            if ours is not None and theirs is not None:
-                times = ours.rate / theirs.rate
-                yield Target(
-                    what=f"{workload} on moto S3",
-                    target=f"10 × {what}",
-                    measured=f"{times:.1f} ×",
-                    met=times >= 10,
-                )
+            yield from _judged(
+                found,
+                [("odq-s3", workload), (peer, workload)],
+                what=f"{workload} on moto S3",
+                target=f"10 × {what}",
+                judge=judge,
+            )
+
+
+_JUDGED: Final = {True: "met", False: "**not met**", None: "**failed**"}
 
 
 def targets_table(found: Sequence[Target]) -> list[str]:
-    rows = [
-        [one.what, one.target, one.measured, "met" if one.met else "**not met**"] for one in found
-    ]
+    rows = [[one.what, one.target, one.measured, _JUDGED[one.met]] for one in found]
     return table(["what", "target", "measured", ""], rows)
 
 
@@ -154,27 +192,39 @@ def settings_table(found: Comparison) -> list[str]:
     ]
 
 
+def failures(everything: dict[str, Any]) -> list[str]:
+    """All that has failed, each in a line."""
+    found = [f"{part}: {reason}" for part, reason in _parts(everything, "failures").items()]
+    if "compare" in everything:
+        lines = failure_lines(Comparison.from_json(everything["compare"]))
+        found += [line.removeprefix("Failed: ") for line in lines if line]
+    return found
+
+
+def _parts(everything: dict[str, Any], what: str) -> dict[str, str]:
+    """The parts that have failed, or were skipped, and why."""
+    return {part: reason for part, reason in everything.get(what, {}).items() if reason}
+
+
 def markdown(everything: dict[str, Any]) -> str:
     """What goes between the markers. Each part is there if it was measured."""
     lines = [*_machine(everything)]
     promised: list[Target] = []
-    if "compare" in everything:
-        found = Comparison.from_json(everything["compare"])
-        lines += ["", "### Side by side", "", *comparison_table(found)]
-        for key, reason in found.skipped.items():
-            lines += ["", f"Skipped: {find(key).name}, since {reason}."]
-        lines += ["", "### Versions and settings", "", *settings_table(found)]
-        promised += targets(found)
-    if "cost" in everything:
-        from benchmarks.compare.cost import cost_lines, cost_targets
-
-        lines += ["", "### Cost on object storage", "", *cost_lines(everything["cost"])]
-        promised += cost_targets(everything["cost"])
-    if "growth" in everything:
-        from benchmarks.compare.growth import growth_lines, growth_targets
-
-        lines += ["", "### Growth", "", *growth_lines(everything["growth"])]
-        promised += growth_targets(everything["growth"])
+    for part, (title, lines_of) in _TITLES.items():
+        failed = _parts(everything, "failures").get(part)
+        skipped = _parts(everything, "skipped").get(part)
+        if not (everything.get(part) or failed or skipped):
+            continue
+        lines += ["", f"### {title}"]
+        if everything.get(part):
+            said, targets = lines_of(everything)
+            lines += ["", *said]
+            promised += targets
+        if failed:
+            lines += ["", f"Failed: {failed}"]
+            promised.append(Target(what=title, target="measured", measured="", met=None))
+        if skipped:
+            lines += ["", f"Skipped, since {skipped}."]
     if promised:
         lines += ["", "### Targets", "", *targets_table(promised)]
     for name in everything.get("plots", []):
@@ -182,15 +232,54 @@ def markdown(everything: dict[str, Any]) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
+def _compared(everything: dict[str, Any]) -> tuple[list[str], Sequence[Target]]:
+    found = Comparison.from_json(everything["compare"])
+    lines = [*comparison_table(found), *failure_lines(found)]
+    for key, reason in found.skipped.items():
+        lines += ["", f"Skipped: {find(key).name}, since {reason}."]
+    return [*lines, "", "### Versions and settings", "", *settings_table(found)], targets(found)
+
+
+def _cost(everything: dict[str, Any]) -> tuple[list[str], Sequence[Target]]:
+    from benchmarks.compare.cost import cost_lines, cost_targets
+
+    return cost_lines(everything["cost"]), cost_targets(everything["cost"])
+
+
+def _growth(everything: dict[str, Any]) -> tuple[list[str], Sequence[Target]]:
+    from benchmarks.compare.growth import growth_lines, growth_targets
+
+    found = everything["growth"]
+    return growth_lines(found, everything["run"].get("looks", 0)), growth_targets(found)
+
+
+_TITLES: Final = {
+    "compare": ("Side by side", _compared),
+    "cost": ("Cost on object storage", _cost),
+    "growth": ("Growth", _growth),
+}
+
+
 def _machine(everything: dict[str, Any]) -> list[str]:
     machine, run = everything["machine"], everything["run"]
     said = ", ".join(f"{name}: {value}" for name, value in machine.items())
-    return [
-        f"Measured with `python -m benchmarks.compare {run['arguments']}`".rstrip("` ") + "`:",
-        f"{run['rounds']} rounds of {run['seconds']:g} s, in {run['took_s'] / 60:.0f} minutes; "
-        "what has no ± was measured once.",
-        f"Machine: {said}.",
-    ]
+    took = f"in {run['took_s'] / 60:.0f} minutes."
+    lines = [f"Measured with `python -m benchmarks.compare {run['arguments']}`".rstrip("` ") + "`:"]
+    if "compare" not in everything:
+        lines.append(took)
+    elif run["rounds"] == 1:
+        lines += [f"1 round of {run['seconds']:g} s, {took} Every cell was measured once."]
+    else:
+        # Of two, the median is their mean.
+        middle = "mean of 2" if run["rounds"] == 2 else f"median of {run['rounds']}"
+        lines += [
+            f"{run['rounds']} rounds of {run['seconds']:g} s, {took}",
+            f"Rates with ±, the latencies next to them and those of W5 are the {middle} rounds;",
+            "the other cells were measured once.",
+        ]
+    if run.get("interrupted"):
+        lines.append("**It was interrupted**: what is missing was not measured.")
+    return [*lines, f"Machine: {said}."]
 
 
 def replaced(document: str, measured: str, section: str = MEASURED) -> str:

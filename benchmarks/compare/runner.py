@@ -17,6 +17,8 @@ from typing import Any, Final
 from benchmarks.common import spread
 from benchmarks.compare.cells import Cell, Outcome
 from benchmarks.compare.contract import Address, System
+from benchmarks.compare.processes import reason_of
+from benchmarks.compare.servers import NotHere
 from benchmarks.compare.systems import find
 from benchmarks.compare.workloads import WORKLOADS, Workload
 
@@ -57,9 +59,22 @@ class Comparison:
     versions: dict[str, str] = field(default_factory=dict)
 
     def cell(self, system: str, workload: str) -> Measured | None:
-        """A cell that has figures."""
+        """A cell that has figures, which count."""
         found = self.cells.get((system, workload))
-        return found if found is not None and found.rates else None
+        return found if found is not None and found.rates and not found.failure else None
+
+    def failed(self, system: str, workload: str) -> bool:
+        """Whether a cell has failed, be it in one round of many: then it has no figures."""
+        found = self.cells.get((system, workload))
+        return found is not None and bool(found.failure)
+
+    def failures(self) -> dict[tuple[str, str], list[str]]:
+        """Systems and reasons, and which workloads have failed for them."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for one in self.cells.values():
+            if one.failure:
+                found.setdefault((one.system, one.failure), []).append(one.workload)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -124,20 +139,24 @@ class Runner:
         return self.found
 
     def _is_here(self, key: str) -> bool:
-        missing = find(key).missing()
-        if missing is not None:
-            self.found.skipped[key] = missing
-            self._plan.say(f"skipped: {find(key).name}: {missing}")
+        if (missing := find(key).missing()) is not None:
+            self._skip(find(key), missing)
             return False
-        self.found.versions[key] = find(key).version()
-        return True
+        with self._failing(find(key), self._chosen(find(key), 0)):
+            self.found.versions[key] = find(key).version()
+        return key in self.found.versions
+
+    def _skip(self, system: System, reason: str) -> None:
+        self.found.skipped[system.key] = reason
+        self.found.versions.pop(system.key, None)
+        for workload in system.workloads:
+            self.found.cells.pop((system.key, workload), None)
+        self._plan.say(f"skipped: {system.name}: {reason}")
 
     def _round(self, system: System, number: int) -> None:
-        chosen = [
-            WORKLOADS[key]
-            for key in self._plan.workloads
-            if key in system.workloads and (not number or key in self._again)
-        ]
+        if system.key in self.found.skipped:
+            return
+        chosen = self._chosen(system, number)
         shallow = [one for one in chosen if not one.deep]
         folder = self._plan.root / f"{system.key}-{number}"
         with self._failing(system, shallow):
@@ -148,10 +167,18 @@ class Runner:
             with system.serve(folder, False) as address:
                 for workload in shallow:
                     self._measure(system, workload, address, filled.get(workload.key))
-        deep = [one for one in chosen if one.deep]
+        deep = [one for one in chosen if one.deep and system.key not in self.found.skipped]
         with self._failing(system, deep):
             for workload in deep:
                 self._measure_deep(system, workload, number)
+
+    def _chosen(self, system: System, number: int) -> list[Workload]:
+        """What is measured of a system in a round."""
+        return [
+            WORKLOADS[key]
+            for key in self._plan.workloads
+            if key in system.workloads and (not number or key in self._again)
+        ]
 
     def _fill_all(
         self, system: System, workloads: Sequence[Workload], address: Address
@@ -225,13 +252,15 @@ class Runner:
         """One contender's trouble is not everybody's: it is noted, and said."""
         try:
             yield
+        except NotHere as reason:
+            self._skip(system, str(reason))
         except Exception as error:
             self._plan.say(f"{system.name} has failed: {error}")
             self._plan.say(traceback.format_exc())
             for workload in workloads:
-                # The whole story is said above; what is kept has no paths of this machine.
-                why = (str(error).strip() or repr(error)).splitlines()[-1]
-                self._measured(system, workload).failure = why
+                # The whole story is said above. What came later often comes of what came first.
+                measured = self._measured(system, workload)
+                measured.failure = measured.failure or reason_of(error)
 
 
 def saved(path: Path, everything: dict[str, Any]) -> None:

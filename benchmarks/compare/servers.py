@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import pwd
@@ -15,11 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks.compare.processes import last_lines
+
 HOST: Final = "127.0.0.1"
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 20.0
 # Where distributions put servers that are not on everybody's path.
 _FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/opt/homebrew/bin")
+
+
+class NotHere(Exception):
+    """A system can't be measured in this place, for a reason that is no fault of its own."""
 
 
 def find_program(name: str, *more_folders: str) -> str | None:
@@ -52,6 +59,11 @@ def said_by(*command: str | None) -> str:
     return (done.stdout or done.stderr).strip().partition("\n")[0]
 
 
+def release(package: str) -> str:
+    """The name and the version of a Python library."""
+    return f"{package} {importlib.metadata.version(package)}"
+
+
 def free_port() -> int:
     with socket.socket() as free:
         free.bind((HOST, 0))
@@ -76,15 +88,16 @@ def plain_user(*preferred: str) -> str | None:
 
 
 def give_to(user: str | None, folder: Path) -> None:
-    """Let a user have a folder, and come to it."""
+    """Let a user have a folder of ours. Those above may be somebody's: they stay as they are."""
     if user is None:
         return
     known = pwd.getpwnam(user)
     os.chown(folder, known.pw_uid, known.pw_gid)
-    for parent in folder.parents:
-        if parent.stat().st_uid != os.geteuid() or parent == Path("/"):
-            break
-        parent.chmod(parent.stat().st_mode | 0o711)
+    if subprocess.run(["test", "-x", str(folder)], user=user).returncode:
+        raise NotHere(
+            f"it does not run as root, and the user {user} can't come to its folder: choose"
+            " another --root"
+        )
 
 
 @contextlib.contextmanager
@@ -114,18 +127,20 @@ def server(
             user=user,
         )
     try:
-        _wait_until(ready, process, log)
+        _wait_until(ready, process, Path(command[0]).name, log)
         yield process
     finally:
         _end(process, stop)
 
 
-def _wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until(
+    ready: Callable[[], bool], process: subprocess.Popen[bytes], name: str, log: Path
+) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:
-            last = log.read_text(errors="replace")[-500:]
-            raise RuntimeError(f"{process.args!r} does not answer; it said: {last}")
+            said = last_lines(log.read_text(errors="replace"))
+            raise RuntimeError(f"{name} does not answer; it said: {said}")
         time.sleep(0.02)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.common import run_fast
 from benchmarks.compare.content import opened, payload_of, payloads, slices
 from benchmarks.compare.contract import Client, System
 from benchmarks.compare.systems import find
@@ -80,7 +81,7 @@ async def publish(client: Client, job: dict[str, Any]) -> Figures:
 
 async def consume(client: Client, job: dict[str, Any]) -> Figures:
     """Receive and ack for so long, or until nothing is left."""
-    received = await client.receive(job["batch"], wait_ms=WAIT_MS)
+    received = await client.receive_whole(job["batch"], wait_ms=WAIT_MS)
     if received:
         await client.ack([one.handle for one in received])
     found = Figures(begin_s=time.monotonic(), unmeasured=len(received))
@@ -88,7 +89,7 @@ async def consume(client: Client, job: dict[str, Any]) -> Figures:
     found.end_s = now
     while now < end:
         before = time.monotonic()
-        got = await client.receive(job["batch"], wait_ms=WAIT_MS)
+        got = await client.receive_whole(job["batch"], wait_ms=WAIT_MS)
         if not got:
             break
         await client.ack([one.handle for one in got])
@@ -212,11 +213,7 @@ def run(spec: dict[str, Any]) -> Sequence[Figures]:
     gc.freeze()
     if system.blocking:
         return in_threads(system, spec)
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(in_tasks(system, spec))
-    return uvloop.run(in_tasks(system, spec))
+    return run_fast(in_tasks(system, spec))
 
 
 def main() -> None:

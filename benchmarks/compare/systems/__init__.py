@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from benchmarks.compare.contract import System
+from benchmarks.compare.contract import System, no_clients, no_server
 
 _MADE_BY: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {
     "odq": ("ours", "on_files", {"fsync": True}),
@@ -44,7 +44,16 @@ KEYS: Final = tuple(_MADE_BY)
 def find(key: str) -> System:
     """The contender of that key."""
     module, function, arguments = _MADE_BY[key]
-    make = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+    try:
+        make = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+    except ModuleNotFoundError as error:
+        return _lacking(key, str(error.name))
     system: System = make(**arguments)
     assert system.key == key, system.key
     return system
+
+
+def _lacking(key: str, module: str) -> System:
+    """One whose adapter can't even be imported: it is skipped like the others."""
+    reason = f"the Python library {module} is not installed"
+    return System(key=key, name=key, serve=no_server, connect=no_clients, missing=lambda: reason)

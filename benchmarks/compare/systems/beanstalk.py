@@ -17,6 +17,7 @@ from benchmarks.compare.servers import (
     free_port,
     lacking,
     listens,
+    release,
     said_by,
     server,
 )
@@ -104,8 +105,8 @@ def beanstalkd() -> System:
         serve=serve,
         connect=_connect,
         missing=lambda: lacking(modules=["greenstalk"], programs={"beanstalkd": program}),
-        version=lambda: said_by(program, "-v"),
-        settings="-f0; greenstalk",
+        version=lambda: f"{said_by(program, '-v')}; {release('greenstalk')} (pure Python)",
+        settings="-f0",
         loops=frozenset({"W2", "W2L", "W4", "W6", "W7"}),
         blocking=True,
         relaxes=True,

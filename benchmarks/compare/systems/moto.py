@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.compare.contract import Address
+from benchmarks.compare.servers import lacking
 from tests.s3_server import S3Server
 
 BUCKET: Final = "bench"
+
+
+def no_moto() -> str | None:
+    """Why there is no S3 here, if there is none."""
+    return lacking(modules=["moto", "flask", "flask_cors"])
 
 
 @contextlib.contextmanager

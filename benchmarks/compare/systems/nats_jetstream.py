@@ -18,6 +18,7 @@ from benchmarks.compare.servers import (
     free_port,
     lacking,
     listens,
+    release,
     said_by,
     server,
 )
@@ -99,7 +100,7 @@ def nats_jetstream() -> System:
         serve=serve,
         connect=_connect,
         missing=lambda: lacking(modules=["nats"], programs={"nats-server": program}),
-        version=lambda: said,
+        version=lambda: f"{said}; {release('nats-py')} (pure Python)",
         settings="sync_interval always" if syncs else "before 2.10 it can't sync before it answers",
         durable=syncs,
     )

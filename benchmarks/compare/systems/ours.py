@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -12,8 +13,8 @@ from typing import Any
 
 from benchmarks.compare.content import HEADERS
 from benchmarks.compare.contract import Address, Client, Received, System, no_server
-from benchmarks.compare.servers import HOST, free_port, listens, server
-from benchmarks.compare.systems.moto import BUCKET, s3_server
+from benchmarks.compare.servers import HOST, free_port, lacking, listens, release, server
+from benchmarks.compare.systems.moto import BUCKET, no_moto, s3_server
 from opendata_queue import (
     AsyncSystem,
     NewMessage,
@@ -24,6 +25,7 @@ from opendata_queue import (
     __version__,
     open_async,
 )
+from opendata_queue.store.batch_writer import active_tier
 
 REPOSITORY = Path(__file__).parents[3]
 QUEUE = "bench"
@@ -89,6 +91,10 @@ async def _embedded(url: str, settings: StoreSettings, count: int) -> AsyncItera
         yield [OurClient(system, QUEUE, last) for _ in range(count)]
 
 
+def _version() -> str:
+    return f"opendata-queue {__version__}, {release('slatedb')}, batch writer: {active_tier()}"
+
+
 def on_files(*, fsync: bool) -> System:
     def connect(
         address: Address, queue: str, count: int
@@ -101,7 +107,7 @@ def on_files(*, fsync: bool) -> System:
         name="OpenData Queue, file" if fsync else "OpenData Queue, file, no fsync",
         serve=no_server,
         connect=connect,
-        version=lambda: f"opendata-queue {__version__}",
+        version=_version,
         settings="embedded, file:///, fsync" if fsync else "embedded, file:///, fsync=False",
         durable=fsync,
         one_process=True,
@@ -121,7 +127,8 @@ def on_s3() -> System:
         name="OpenData Queue, moto S3",
         serve=s3_server,
         connect=connect,
-        version=lambda: f"opendata-queue {__version__}",
+        missing=no_moto,
+        version=_version,
         settings="embedded, s3:// on moto (in memory, on this machine)",
         one_process=True,
         in_memory=True,
@@ -155,6 +162,12 @@ async def _remote(address: Address, queue: str, count: int) -> AsyncIterator[lis
         yield [OurClient(system, queue, last) for system in systems]
 
 
+def _client() -> str:
+    parser: Any = importlib.import_module("aiohttp.http_parser").HttpResponseParser
+    compiled = "C" if parser.__module__ == "aiohttp._http_parser" else "pure Python"
+    return f"{release('aiohttp')} ({compiled}), {release('msgspec')} (C)"
+
+
 def over_http(clients: int) -> System:
     few = clients == 1
     return System(
@@ -162,7 +175,8 @@ def over_http(clients: int) -> System:
         name=f"OpenData Queue, HTTP, {clients} client{'' if few else 's'}",
         serve=_broker,
         connect=_remote,
-        version=lambda: f"opendata-queue {__version__}",
+        missing=lambda: lacking(modules=["aiohttp", "fastapi", "msgspec", "uvicorn"]),
+        version=lambda: f"{_version()}; {_client()}",
         settings="odq serve on file:///, fsync; the Python client, msgpack"
         + ("" if few else f"; {clients} clients in 4 processes in W1 to W4"),
         clients=clients,

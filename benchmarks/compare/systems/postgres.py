@@ -19,6 +19,7 @@ from benchmarks.compare.servers import (
     give_to,
     lacking,
     plain_user,
+    release,
     said_by,
     server,
 )
@@ -119,13 +120,16 @@ def _serve(folder: Path, relaxed: bool) -> Iterator[Address]:
     give_to(user, folder)
     data = folder / "data"
     if not data.exists():
-        subprocess.run(
+        done = subprocess.run(
             [str(initdb), "-D", str(data), "-U", "bench", "--auth=trust", "--no-sync"],
             cwd=folder,
             user=user,
-            check=True,
             capture_output=True,
+            text=True,
         )
+        if done.returncode:
+            # In one line: its last one only says that it cleans up.
+            raise RuntimeError(f"initdb has failed: {'; '.join(done.stderr.splitlines())}")
     port = free_port()
     conninfo = f"host={HOST} port={port} user=bench dbname=postgres"
     psycopg: Any = importlib.import_module("psycopg")
@@ -143,6 +147,12 @@ def _serve(folder: Path, relaxed: bool) -> Iterator[Address]:
         yield {"conninfo": conninfo}
 
 
+def _client() -> str:
+    """The library, and how it reaches libpq: (python), or compiled (binary, c)."""
+    pq: Any = importlib.import_module("psycopg.pq")
+    return f"{release('psycopg')} ({pq.__impl__})"
+
+
 def postgres() -> System:
     program = find_program("postgres", *_FOLDERS)
     return System(
@@ -154,7 +164,7 @@ def postgres() -> System:
             modules=["psycopg"],
             programs={"postgres": program, "initdb": find_program("initdb", *_FOLDERS)},
         ),
-        version=lambda: f"PostgreSQL {said_by(program, '--version').split()[2]}",
-        settings="psycopg 3; fsync and synchronous_commit on, shared_buffers 256 MB",
+        version=lambda: f"PostgreSQL {said_by(program, '--version').split()[2]}; {_client()}",
+        settings="fsync and synchronous_commit on, shared_buffers 256 MB",
         blocking=True,
     )

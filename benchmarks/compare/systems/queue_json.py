@@ -3,28 +3,50 @@
 Operations that arrive while a request is under way are put together into the next one (group
 commit). Each group reads the object, changes it, and puts it if nobody else was faster. One that is
 kept is read again only then: right for a broker that has the object to itself.
+
+msgspec reads and writes it. A message that is not taken stays as the bytes that were read, as Raw:
+that takes a fifth of the time that decoding and encoding all of them would.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import functools
 import importlib
-import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from benchmarks.compare.content import HEADERS
 from benchmarks.compare.contract import Address, Client, Received, System
-from benchmarks.compare.servers import lacking
-from benchmarks.compare.systems.moto import BUCKET, s3_server
+from benchmarks.compare.servers import release
+from benchmarks.compare.systems.moto import BUCKET, no_moto, s3_server
 
 _POLL_S = 0.005
 
-Change = Callable[[dict[str, Any]], Any]
+
+class Message(NamedTuple):
+    number: int
+    headers: dict[str, str]
+    payload: bytes
+
+
+class Queue(msgspec.Struct):
+    """What the object holds."""
+
+    next: int = 0
+    ready: list[msgspec.Raw] = []
+    claimed: dict[int, msgspec.Raw] = {}
+
+
+_encode = msgspec.json.Encoder().encode
+_queue_of = msgspec.json.Decoder(Queue).decode
+_message_of = msgspec.json.Decoder(Message).decode
+
+Change = Callable[[Queue], Any]
 """Changes the document, and says what came of it."""
 
 
@@ -37,7 +59,7 @@ class Document:
         self._store = store
         self._path = path
         self._keep = keep
-        self._kept: dict[str, Any] | None = None
+        self._kept: Queue | None = None
         self._version: Any = None
         self._waiting: list[tuple[Change, asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
@@ -49,15 +71,14 @@ class Document:
             self._writing = asyncio.create_task(self._write())
         return await done
 
-    async def read(self) -> dict[str, Any]:
+    async def read(self) -> Queue:
         """What is there now."""
         try:
             found = await self._obstore.get_async(self._store, self._path)
         except FileNotFoundError:
-            return {"next": 0, "ready": [], "claimed": {}}
+            return Queue()
         self._version = {"e_tag": found.meta["e_tag"]}
-        document: dict[str, Any] = json.loads(bytes(await found.bytes_async()))
-        return document
+        return _queue_of(bytes(await found.bytes_async()))
 
     async def _write(self) -> None:
         while self._waiting:
@@ -82,8 +103,8 @@ class Document:
                     self._kept = known
                 return results
 
-    async def _replaced(self, document: dict[str, Any]) -> bool:
-        text = json.dumps(document).encode()
+    async def _replaced(self, queue: Queue) -> bool:
+        text = _encode(queue)
         mode = "create" if self._version is None else self._version
         try:
             put = await self._obstore.put_async(self._store, self._path, text, mode=mode)
@@ -98,12 +119,11 @@ class JsonClient(Client):
         self._document = document
 
     async def publish(self, payloads: Sequence[bytes]) -> None:
-        texts = [base64.b64encode(payload).decode() for payload in payloads]
-
-        def add(document: dict[str, Any]) -> None:
-            for text in texts:
-                document["ready"].append([document["next"], HEADERS, text])
-                document["next"] += 1
+        def add(queue: Queue) -> None:
+            for payload in payloads:
+                message = Message(queue.next, HEADERS, payload)
+                queue.ready.append(msgspec.Raw(_encode(message)))
+                queue.next += 1
 
         await self._document.change(add)
 
@@ -114,29 +134,30 @@ class JsonClient(Client):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1e3
 
-        def claim(document: dict[str, Any]) -> list[Any]:
-            ready = document["ready"]
-            taken, document["ready"] = ready[:count], ready[count:]
-            document["claimed"].update({str(one[0]): one for one in taken})
-            return list(taken)
+        def claim(queue: Queue) -> list[Message]:
+            taken = queue.ready[:count]
+            del queue.ready[:count]
+            messages = [_message_of(raw) for raw in taken]
+            queue.claimed.update(
+                (message.number, raw) for message, raw in zip(messages, taken, strict=True)
+            )
+            return messages
 
         while not (found := await self._document.change(claim)):
             if loop.time() > deadline:
                 return []
             await asyncio.sleep(_POLL_S)
-        return [
-            Received(number, base64.b64decode(text), headers) for number, headers, text in found
-        ]
+        return [Received(one.number, one.payload, one.headers) for one in found]
 
     async def ack(self, handles: Sequence[Any]) -> None:
-        def forget(document: dict[str, Any]) -> None:
+        def forget(queue: Queue) -> None:
             for handle in handles:
-                del document["claimed"][str(handle)]
+                del queue.claimed[handle]
 
         await self._document.change(forget)
 
     async def depth(self) -> int:
-        return len((await self._document.read())["ready"])
+        return len((await self._document.read()).ready)
 
 
 @contextlib.asynccontextmanager
@@ -164,8 +185,8 @@ def queue_json(*, keep: bool) -> System:
         name=f"queue.json, compare-and-set on moto S3, group commit{kept}",
         serve=s3_server,
         connect=functools.partial(_connect, keep=keep),
-        missing=lambda: lacking(modules=["obstore"]),
-        version=lambda: "our own, with obstore",
+        missing=no_moto,
+        version=lambda: f"our own, {release('obstore')} (Rust), {release('msgspec')} (C)",
         settings="one object; the consumers of a process share a group commit",
         grows=True,
         in_memory=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib
-import importlib.metadata
 import pickle
 import sqlite3
 import threading
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from benchmarks.compare.content import boxed, unboxed
 from benchmarks.compare.contract import Address, Client, Received, System, no_server, polled
-from benchmarks.compare.servers import lacking
+from benchmarks.compare.servers import lacking, release
 
 _BATCHED: Final = frozenset({"W2", "W2L", "W4", "W6", "W7"})
 
@@ -225,4 +224,4 @@ def _alone(address: Address) -> Iterator[None]:
 
 
 def _version(package: str) -> str:
-    return f"{package} {importlib.metadata.version(package)}, SQLite {sqlite3.sqlite_version}"
+    return f"{release(package)} (pure Python), SQLite {sqlite3.sqlite_version}"
