@@ -33,7 +33,8 @@ DOLLARS_PER_REQUEST: Final = {
     "DELETE": 0.0, "POST": 0.0,
 }  # fmt: skip
 """Deletes are free, and so are those of many files at once, which are the POSTs. Two POSTs for each
-file that is uploaded in parts are not, but there was one such file in 78,000 messages."""
+file that is uploaded in parts are not, and the server does not tell them apart: there was one such
+file in 80,000 messages, 0.2 % of the price at 1,000 messages/s, and 2 % at 10,000."""
 DELETES: Final = ("DELETE", "POST")
 SQS_DOLLARS_PER_REQUEST: Final = 0.40 / 1_000_000
 SQS_REQUESTS_PER_MESSAGE: Final = 3
