@@ -117,7 +117,8 @@ async def test_an_adapter_publishes_counts_hands_out_and_finishes_messages(
         ("rabbitmq", r"; pika \S+ \(pure Python\)$"),
         ("nats", r"; nats-py \S+ \(pure Python\)$"),
         ("beanstalkd", r"; greenstalk \S+ \(pure Python\)$"),
-        ("queue-json", r", obstore \S+ \(Rust\), msgspec \S+ \(C\)$"),
+        ("queue-json", r", obstore \S+ \(Rust\), json$"),
+        ("queue-json-fast", r", obstore \S+ \(Rust\), msgspec \S+ \(C\)$"),
         ("odq-http-1", r"; aiohttp \S+ \(C\), msgspec \S+ \(C\)$"),
     ],
 )
