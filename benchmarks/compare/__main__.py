@@ -42,7 +42,7 @@ from benchmarks.compare.workloads import WORKLOADS
 
 PARTS = ("compare", "cost", "growth")
 GROWTH = ("backlog", "history", "queues", "headers", "payload", "consumers")
-_TAKES_S = {"compare": 0, "cost": 150, "growth": 210}
+_TAKES_S = {"compare": 0, "cost": 145, "growth": 130}
 """How long the parts that come after the comparison take."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -91,7 +91,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--minutes",
         type=number(float, above=0),
-        default=14.0,
+        default=14.5,
         help="no round begins that would end later",
     )
     parser.add_argument(

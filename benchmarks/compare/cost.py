@@ -295,7 +295,12 @@ def cost_lines(found: Mapping[str, Any]) -> list[str]:
         counts = ", ".join(
             f"{one.requests[name] / one.seconds * 60:.0f} {name}" for name in ("PUT", "GET", "LIST")
         )
-        lines += ["", f"An idle root costs ${monthly:.2f} a month in requests: {counts} a minute."]
+        rest_s = one.scenario["rest_s"]
+        lines += [
+            "",
+            f"An idle root, {rest_s:.0f} s after its last message, costs ${monthly:.2f} a month in",
+            f"requests: {counts} a minute.",
+        ]
     return lines
 
 
