@@ -63,6 +63,33 @@ class CommitLimits:
             raise InvalidInputError(f"{self} has a limit that is too small")
 
 
+class Patience:
+    """Whether it is worth to wait for callers: not if they did not come back the last times.
+
+    Those of a broker, for example, are farther away than a commit to a local disk takes. Now and
+    then it is tried again.
+    """
+
+    __slots__ = ("_in_vain",)
+
+    TRIES: Final = 4
+    TRY_AGAIN: Final = 64
+    """Of so many commits, one waits all the same."""
+
+    def __init__(self) -> None:
+        self._in_vain = 0
+
+    def is_worth_it(self) -> bool:
+        if self._in_vain < self.TRIES:
+            return True
+        self._in_vain += 1
+        return self._in_vain % self.TRY_AGAIN == 0
+
+    def waited(self, missed: int, left: int) -> None:
+        """So many callers were missed, and so many still are."""
+        self._in_vain = 0 if 2 * left <= missed else self._in_vain + 1
+
+
 class _Batch:
     __slots__ = ("callers", "done", "number", "rows", "starting")
 
@@ -117,6 +144,7 @@ class GroupCommitter:
         self._gone = 0
         """How many callers of the last commit have not come back yet."""
         self._all_back = asyncio.Event()
+        self._patience = Patience()
         self._took_s = 0.0
         """How long the last commit took."""
         self._failure: OdqError | None = None
@@ -273,10 +301,17 @@ class GroupCommitter:
         of them, and each would wait for two commits.
         """
         await asyncio.sleep(0)
+        missed = self._gone
+        if missed > 0 and self._patience.is_worth_it():
+            await self._wait_for_callers()
+            self._patience.waited(missed, self._gone)
+
+    async def _wait_for_callers(self) -> None:
+        """Wait for the callers of the last commit: a few turns, and a little of what it took."""
         for _ in range(_TURNS_FOR_CALLERS):
+            await asyncio.sleep(0)
             if self._gone <= 0:
                 return
-            await asyncio.sleep(0)
         wait_s = self._took_s * _SHARE_FOR_CALLERS
         if wait_s >= _SHORTEST_WAIT_S:
             with contextlib.suppress(TimeoutError):

@@ -54,6 +54,15 @@ def test_the_life_cycle_is_measured_and_every_message_is_accounted_for(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
+def test_the_time_of_the_event_loop_is_told_by_task(tmp_path: Path) -> None:
+    done = run("event_loop.py", "--batches", "3", "--root", tmp_path, quick=False)
+
+    assert done.returncode == 0, done.stderr
+    for title in ("publish and route ×100, 300", "claim and ack ×100, 2,300", "caller", "commit"):
+        assert title in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("script", ["http.py", "publish.py"])
 def test_a_file_called_http_hides_nothing_from_the_scripts_beside_it(script: str) -> None:
     done = run(script, "--help")

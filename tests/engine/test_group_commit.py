@@ -17,6 +17,7 @@ from opendata_queue import (
     NewMessage,
     PublishOptions,
 )
+from opendata_queue.committer import Patience
 from opendata_queue.store import Database, Rows
 from opendata_queue.testing import ManualClock
 from tests.engine.log import log_of
@@ -63,6 +64,22 @@ async def test_callers_who_come_again_and_again_end_up_in_the_same_commits(
 
     # Two rows for each: once four alone, then all eight, and at the end the four who came late.
     assert sizes == [8, *[16] * 9, 8]
+
+
+def test_callers_who_never_come_back_are_waited_for_ever_more_rarely() -> None:
+    patience = Patience()
+
+    waits = 0
+    for _ in range(1_000):
+        if patience.is_worth_it():
+            waits += 1
+            patience.waited(8, 5)
+    assert waits == 4 + 1_000 // 64
+
+    while not patience.is_worth_it():
+        pass
+    patience.waited(8, 4)  # half of them are back
+    assert [patience.is_worth_it() for _ in range(3)] == [True] * 3
 
 
 async def test_a_commit_takes_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
