@@ -29,7 +29,7 @@ demo: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.compare --write docs/benchmarks.md
 
-# 20 minutes on a quiet machine, and 20 GB of disk: growth up to ten million messages and 100,000 queues.
+# 8 minutes on a quiet machine, and 20 GB of disk: growth up to ten million messages and 100,000 queues.
 bench-deep: $(READY)
 	$(BIN)/python -m benchmarks.compare --parts growth --growth backlog,queues --deep \
 		--write docs/benchmarks.md

@@ -24,6 +24,8 @@ from opendata_queue import Engine, NewMessage, QueueOptions, StoreSettings
 QUEUE: Final = "bench"
 OPTIONS: Final = QueueOptions(lease_ms=3_600_000)
 PAYLOAD: Final = bytes(range(256))
+_AT_REST_S: Final = 4.0
+_LONGEST_REST_S: Final = 60.0
 _BULK: Final = 5_000
 _BATCH: Final = 100
 _BATCHES: Final = 8
@@ -59,7 +61,20 @@ async def fill(spec: dict[str, Any]) -> dict[str, Any]:
             # As fast as it is routed: what waits in memory is bounded.
             await _routed(system)
         await _expect(system, spec["waiting"])
+        await _come_to_rest(system)
     return {}
+
+
+async def _come_to_rest(system: Engine) -> None:
+    """Wait until SlateDB has merged what it will: most backlogs are older than the last rush."""
+    databases = (system._shard.database, system.stores.queues.database)
+    before, since_s = None, time.monotonic()
+    deadline_s = since_s + _LONGEST_REST_S
+    while time.monotonic() < min(deadline_s, since_s + _AT_REST_S):
+        files = [await one._upkeep.file_counts() for one in databases]
+        if files != before:
+            before, since_s = files, time.monotonic()
+        await asyncio.sleep(0.5)
 
 
 async def _expect(system: Engine, waiting: int) -> None:

@@ -36,9 +36,14 @@ class Upkeep:
 
     async def is_crowded(self) -> bool:
         """Whether so many files wait for a compaction that it should not be long in coming."""
+        waiting, _ = await self.file_counts()
+        return waiting >= CROWDED_FILES
+
+    async def file_counts(self) -> tuple[int, int]:
+        """How many files wait for a compaction, and how many runs compactions have made."""
         with translated(f"read {self.name}"):
             manifest = await self._admin().read_manifest(None)
-        return manifest is not None and len(manifest.l0) >= CROWDED_FILES
+        return (0, 0) if manifest is None else (len(manifest.l0), len(manifest.compacted))
 
     async def wal_files(self) -> int:
         """How many WAL files were written since the last flush, when it was last opened."""
