@@ -37,6 +37,8 @@ _TURNS_FOR_CALLERS: Final = 8
 _SHARE_FOR_CALLERS: Final = 1 / 20
 """Of the time that a commit takes: so long those are waited for who are farther away."""
 _SHORTEST_WAIT_S: Final = 0.001
+_LONGEST_WAIT_S: Final = 0.05
+"""After a commit that an outage has held up, nobody is waited for that long."""
 
 _LAZY_MS: Final = 5
 _LAZY_S3_MS: Final = 100
@@ -302,7 +304,8 @@ class GroupCommitter:
         """
         await asyncio.sleep(0)
         missed = self._gone
-        if missed > 0 and self._patience.is_worth_it():
+        # One that is full lets nobody in, and one that is urgent waits for nobody.
+        if missed > 0 and not self._full.is_set() and self._patience.is_worth_it():
             await self._wait_for_callers()
             self._patience.waited(missed, self._gone)
 
@@ -312,7 +315,7 @@ class GroupCommitter:
             await asyncio.sleep(0)
             if self._gone <= 0:
                 return
-        wait_s = self._took_s * _SHARE_FOR_CALLERS
+        wait_s = min(self._took_s * _SHARE_FOR_CALLERS, _LONGEST_WAIT_S)
         if wait_s >= _SHORTEST_WAIT_S:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):

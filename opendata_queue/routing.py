@@ -55,10 +55,7 @@ def _alike_until(messages: Sequence[Published], first: int) -> int:
 def _put_together(
     messages: Sequence[Published], places: Sequence[tuple[int, list[Waiting]]]
 ) -> None:
-    """Add messages to what waits in each of the places, with its priority.
-
-    By column: one by one, a message took four times as long.
-    """
+    """Add messages to what waits in each of the places, with its priority, by column."""
     if len(messages) == 1:
         ((message_id, _, received_at, visible_at, retention, _),) = messages
         deadline = retention_deadline(received_at, retention)
