@@ -412,7 +412,8 @@ class Database(DatabaseReads):
             try:
                 with translated(doing):
                     await self._shut_down()
-                    await asyncio.to_thread(self._upkeep.sync_tree)
+                    if self._wal_sync is not None:
+                        await self._upkeep.sync_in_use()
             except (FencedError, ClosedError) as error:
                 logger.info("%s", error)
             except OdqError as error:
@@ -451,8 +452,10 @@ class Database(DatabaseReads):
             folder = location.folder / self._path
             if self._settings.fsync:
                 with translated(f"sync {self.name}"):
-                    self._wal_sync = await asyncio.to_thread(WalSync, folder)
-                    await asyncio.to_thread(self._upkeep.sync_tree)
+                    in_files = await self._upkeep.sync_in_use()
+                    self._wal_sync = await asyncio.to_thread(
+                        WalSync, folder, replayed_after=in_files
+                    )
             wanted = journaled and self._settings.journal_ms > 0 and not is_on_network(folder)
             await self._start_journal(folder, wanted=wanted)
         self._housekeeping = asyncio.create_task(self._keep_house(), name=f"keep {self.name}")

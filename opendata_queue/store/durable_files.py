@@ -10,7 +10,8 @@ import contextlib
 import os
 import re
 import struct
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -85,12 +86,24 @@ def set_torn_files_aside(database_folder: Path) -> list[Path]:
     aside = []
     for name, is_torn in (("manifest", _is_empty), ("compactions", _is_empty), ("wal", _is_cut)):
         folder = database_folder / name
-        files = sorted(folder.glob(f"*{_SUFFIXES[name]}"))
-        while len(files) > 1 and is_torn(files[-1]):
-            torn = files.pop()
+        files = sorted(_names_in(folder, _SUFFIXES[name]))
+        while len(files) > 1 and is_torn(folder / files[-1]):
+            torn = folder / files.pop()
             (database_folder / "torn").mkdir(exist_ok=True)
             aside.append(torn.rename(database_folder / "torn" / torn.name))
     return aside
+
+
+def newest_file(database_folder: Path, kind: str) -> str | None:
+    """The name of the newest manifest (``manifest``) or list of compactions (``compactions``)."""
+    return max(_names_in(database_folder / kind, _SUFFIXES[kind]), default=None)
+
+
+def _names_in(folder: Path, suffix: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if name.endswith(suffix)]
+    except FileNotFoundError:
+        return []
 
 
 def _is_empty(path: Path) -> bool:
@@ -120,7 +133,8 @@ class TreeSync:
     """Syncs the files of one database that are written in the background: SSTs and manifests.
 
     It runs before every collection of garbage. So what replaces a WAL or an SST file is on the
-    disk before the old file goes. Its cost grows with the number of live files, not of rows.
+    disk before the old file goes. Whoever opens a database needs only what is in use: what others
+    have replaced waits for the next collection of garbage, and most of it is gone by then.
 
     A file is synced after those that it names: a manifest that survives a power cut must not name
     an SST that does not.
@@ -137,13 +151,23 @@ class TreeSync:
         # What names others is listed first: then all that it names is there to be listed.
         listed = [_files_in(folder) for folder in reversed(self._folders)]
         for folder, present in zip(self._folders, reversed(listed), strict=True):
-            new = present - self._synced
-            for path in sorted(new):
-                with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed
-                    sync_file(path)
-            if new:
-                sync_folders(folder, up_to=folder.parent)
+            self._sync(folder, present)
         self._synced = set().union(*listed)
+
+    def sync_in_use(self, names: Mapping[str, Iterable[str]]) -> None:
+        """Sync files of which it is known that they are in use, given by their folders."""
+        for folder in self._folders:
+            files = {folder / name for name in names.get(folder.name, ())}
+            self._sync(folder, files)
+            self._synced |= files
+
+    def _sync(self, folder: Path, files: set[Path]) -> None:
+        new = files - self._synced
+        for path in sorted(new):
+            with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed
+                sync_file(path)
+        if new:
+            sync_folders(folder, up_to=folder.parent)
 
 
 def _files_in(folder: Path) -> set[Path]:
@@ -160,14 +184,17 @@ class WalSync:
 
     The compiled batch writer does the same without coming back to Python; then it is told where,
     and moves ``next_number`` on.
+
+    Those that are there already are synced first: whoever made them may not have done it. What
+    they hold up to the number ``replayed_after`` is in SSTs, too, which are synced by others.
     """
 
     __slots__ = ("descriptor", "folder", "next_number")
 
-    def __init__(self, database_folder: Path) -> None:
+    def __init__(self, database_folder: Path, *, replayed_after: int = 0) -> None:
         self.folder = os.fspath(database_folder / "wal")
         present = sorted(self._numbers())
-        for number in present:
+        for number in present[bisect_right(present, replayed_after) :]:
             with contextlib.suppress(FileNotFoundError):  # the owner before us collects garbage
                 sync_file(Path(self._path(number)))
         self.next_number = present[-1] + 1 if present else 1

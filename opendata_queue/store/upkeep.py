@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import slatedb.uniffi as slatedb
 
 from opendata_queue.store.compaction import rewrite_everything
-from opendata_queue.store.durable_files import TreeSync
+from opendata_queue.store.durable_files import TreeSync, newest_file
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects import Objects
 from opendata_queue.store.settings import CROWDED_FILES
@@ -76,6 +77,20 @@ class Upkeep:
             await admin.run_gc_once(self._garbage_options(min_age_ms))
             await asyncio.to_thread(self.sync_tree)
 
+    async def sync_in_use(self) -> int:
+        """Sync the files that the newest manifest needs, and itself.
+
+        Returns the number of a WAL file: what it and those before it hold is in these files, too.
+        """
+        with translated(f"sync {self.name}"):
+            manifest = await self._admin().read_manifest(None)
+            if manifest is None:
+                return 0
+            if self._tree_sync is not None:
+                folder = self._objects.location.folder / self._path
+                await asyncio.to_thread(self._tree_sync.sync_in_use, _files_of(manifest, folder))
+            return int(manifest.replay_after_wal_id)
+
     def sync_tree(self) -> None:
         """Sync the files that were written in the background."""
         if self._tree_sync is not None:
@@ -113,3 +128,21 @@ class Upkeep:
         return slatedb.AdminBuilder(
             self._objects.location.join(self._path), self._objects.slatedb_store
         ).build()
+
+
+def _files_of(manifest: slatedb.VersionedManifest, database_folder: Path) -> dict[str, list[str]]:
+    """The files that a manifest needs, by their folders.
+
+    The manifests that it names are those of checkpoints. The list of compactions is not named by
+    anything: the newest one counts.
+    """
+    trees = [manifest, *manifest.segments]
+    views = [view for tree in trees for view in tree.l0]
+    views += [view for tree in trees for run in tree.compacted for view in run.sst_views]
+    numbers = {manifest.id, *(one.manifest_id for one in manifest.checkpoints)}
+    compactions = newest_file(database_folder, "compactions")
+    return {
+        "compacted": [f"{view.sst.id.value}.sst" for view in views],
+        "compactions": [] if compactions is None else [compactions],
+        "manifest": [f"{number:020}.manifest" for number in sorted(numbers)],
+    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from opendata_queue.store.batch_writer import TIER_VARIABLE, Tier
 from opendata_queue.store.durable_files import WalSync
 from tests.conftest import NewRoot
 from tests.s3_server import S3Server
+from tests.sync_watch import SyncWatch, needs_sync_watch
 
 SETTINGS = StoreSettings()
 
@@ -165,32 +165,6 @@ async def test_nothing_is_synced_when_that_is_turned_off(
     assert synced == set()
 
 
-# Stands before the C library, whose calls Python and the compiled batch writer share.
-SYNC_WATCH = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
-static int watched(const char *name, int descriptor) {
-    int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, name);
-    char link[64], path[4096];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
-    ssize_t size = readlink(link, path, sizeof path - 1);
-    int result = real(descriptor);
-    if (result == 0 && size > 0) {
-        path[size++] = '\n';
-        int log = open(getenv("SYNC_LOG"), O_WRONLY | O_CREAT | O_APPEND, 0600);
-        if (write(log, path, size) != size) abort();
-        close(log);
-    }
-    return result;
-}
-int fsync(int descriptor) { return watched("fsync", descriptor); }
-int fdatasync(int descriptor) { return watched("fdatasync", descriptor); }
-"""
-
 SYNCED_PUBLISHER = """
 import asyncio, os, pathlib, sys
 from opendata_queue import Engine, StoreSettings
@@ -219,35 +193,26 @@ asyncio.run(main(pathlib.Path(sys.argv[1]), int(sys.argv[2])))
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="preloads a library")
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@needs_sync_watch
 @pytest.mark.parametrize("tier", Tier)
 @pytest.mark.parametrize("journal_ms", [0, 10])
 def test_every_file_of_a_commit_is_synced_before_it_is_acknowledged(
     tmp_path: Path, tier: Tier, journal_ms: int
 ) -> None:
-    source, shim, log = tmp_path / "watch.c", tmp_path / "watch.so", tmp_path / "synced"
-    source.write_text(SYNC_WATCH)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    watch = SyncWatch(tmp_path)
     root = tmp_path / "root"
 
     subprocess.run(
         [sys.executable, "-c", SYNCED_PUBLISHER, root, str(journal_ms)],
         check=True,
-        env=os.environ
-        | {
-            "LD_PRELOAD": str(shim),
-            "SYNC_LOG": str(log),
-            TIER_VARIABLE: tier.value,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        },
+        env=watch.environment() | {TIER_VARIABLE: tier.value},
     )
 
-    synced = {Path(line) for line in log.read_text().splitlines()}
+    synced = watch.synced()
     tree = root / "messages" / "00000"
     assert {tree, tree.parent, root} <= synced
-    for folder in ("compacted", "manifest"):
-        assert {*(tree / folder).iterdir(), tree / folder} <= synced
+    assert {*(tree / "compacted").iterdir(), tree / "compacted"} <= synced
+    assert {max((tree / "manifest").iterdir()), tree / "manifest"} <= synced
 
 
 async def test_a_file_that_somebody_else_made_is_synced_too(
