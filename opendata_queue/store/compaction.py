@@ -23,9 +23,7 @@ async def rewrite_everything(admin: slatedb.Admin) -> bool:
     Whichever process has the database open does the work. It is safe beside its writer.
     """
     view = await admin.read_compactor_state_view()
-    if view.compactions is not None and any(
-        one.status not in _FINISHED for one in view.compactions.recent_compactions
-    ):
+    if _any_under_way(view.compactions):
         return False
     manifest = view.manifest
     sources = [
@@ -43,6 +41,17 @@ async def rewrite_everything(admin: slatedb.Admin) -> bool:
             raise
         return False
     return await _finished(admin, submitted.id)
+
+
+async def is_compacting(admin: slatedb.Admin) -> bool:
+    """Whether a compaction is under way, or is going to be."""
+    return _any_under_way(await admin.read_compactions(None))
+
+
+def _any_under_way(compactions: slatedb.VersionedCompactions | None) -> bool:
+    return compactions is not None and any(
+        one.status not in _FINISHED for one in compactions.recent_compactions
+    )
 
 
 async def _finished(admin: slatedb.Admin, compaction_id: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import slatedb.uniffi as slatedb
 
-from opendata_queue.store.compaction import rewrite_everything
+from opendata_queue.store.compaction import is_compacting, rewrite_everything
 from opendata_queue.store.durable_files import TreeSync, newest_file
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects import Objects
@@ -45,6 +45,11 @@ class Upkeep:
         with translated(f"read {self.name}"):
             manifest = await self._admin().read_manifest(None)
         return (0, 0) if manifest is None else (len(manifest.l0), len(manifest.compacted))
+
+    async def is_compacting(self) -> bool:
+        """Whether files are being merged, or are about to be."""
+        with translated(f"read {self.name}"):
+            return await is_compacting(self._admin())
 
     async def wal_files(self) -> int:
         """How many WAL files were written since the last flush, when it was last opened."""
