@@ -57,14 +57,14 @@ from opendata_queue.owners_shard import bring_in_owners_shard
 from opendata_queue.ownership import ALL_ROLES, Ownership, Vacancy
 from opendata_queue.queue_options import QueueOptions, check_name
 from opendata_queue.queue_state import Claim, Held, Waiting
-from opendata_queue.queue_store import MAX_AT_ONCE, MAX_WAIT_MS, QueueStore
+from opendata_queue.queue_store import MAX_AT_ONCE, MAX_WAIT_MS, QueueStore, open_queues
 from opendata_queue.receipts import HeldMessage, Receipts
 from opendata_queue.roles import publishing_is_elsewhere
 from opendata_queue.routing import Router, retention_deadline
 from opendata_queue.shard import MAX_MESSAGE_ID, MessageShard, PublishOptions
 from opendata_queue.shard_files import OWNERS_SHARD
 from opendata_queue.shard_readers import ShardReaders
-from opendata_queue.store import Figure, Objects, StoreSettings
+from opendata_queue.store import Database, Figure, Objects, StoreSettings
 from opendata_queue.stored_queue import StoredQueue
 from opendata_queue.system import SystemDescriptor, open_root
 from opendata_queue.tailer import Tailer
@@ -210,6 +210,8 @@ class Engine(AsyncSystem):
             name=name,
             lease_ms=owner_lease_ms,
         )
+        # Beside the messages: on S3 each of them takes some twenty requests, one after the other.
+        opening_queues = asyncio.create_task(open_queues(objects), name="open the queues")
         try:
             shard = None
             options = options or PublishOptions()
@@ -227,11 +229,13 @@ class Engine(AsyncSystem):
                 ownership,
                 clock,
                 shard,
+                opening_queues,
                 ahead_bytes=options.ahead_bytes,
                 queue_limits=queue_limits,
                 lease_grace_ms=lease_grace_ms,
             )
         except BaseException:
+            await _close_when_open(opening_queues)
             await ownership.release()
             raise
         try:
@@ -250,6 +254,7 @@ class Engine(AsyncSystem):
         ownership: Ownership,
         clock: Clock,
         shard: MessageShard | None,
+        opening_queues: asyncio.Task[Database],
         *,
         ahead_bytes: int,
         queue_limits: CommitLimits | None,
@@ -260,12 +265,13 @@ class Engine(AsyncSystem):
         queues: QueueStore | None = None
         following: Following | None = None
         try:
-            queues = await QueueStore.open(
-                objects,
+            queues = await QueueStore.load(
+                await opening_queues,
                 clock,
                 _Deadlines(messages),
                 limits=queue_limits,
                 lease_grace_ms=lease_grace_ms,
+                ttl_grace_ms=objects.settings.ttl_grace_ms,
             )
             own = None if shard is None else await _follow_own(shard, queues)
             following = Following(objects, queues, readers, own)
@@ -759,6 +765,14 @@ class Engine(AsyncSystem):
         self._queues.committer.give_up(error)
         if self.on_lost is not None:
             self.on_lost(error)
+
+
+async def _close_when_open(opening: asyncio.Task[Database]) -> None:
+    """Let go of a database that may be open, or still be opened: the rest could not be."""
+    opening.cancel()
+    await asyncio.wait([opening])
+    if not opening.cancelled() and opening.exception() is None:
+        await opening.result().close()
 
 
 async def _follow_own(shard: MessageShard, queues: QueueStore) -> tuple[int, Tailer]:

@@ -75,6 +75,11 @@ Deadlines = Callable[[Iterable[int]], Awaitable[dict[int, int]]]
 """Looks up the retention deadlines of messages."""
 
 
+async def open_queues(objects: Objects) -> Database:
+    """Become the owner of the queue store; whoever was it before is fenced."""
+    return await Database.open(objects, "queues/00000", journaled=True)
+
+
 class HighWaterClock:
     """Never shows less than the latest time that a commit has seen, whoever made it."""
 
@@ -145,18 +150,21 @@ class QueueStore:
         """Told of new queues that begin in the past."""
 
     @classmethod
-    async def open(
+    async def load(
         cls,
-        objects: Objects,
+        database: Database,
         clock: Clock,
         deadlines: Deadlines,
         *,
         limits: CommitLimits | None = None,
         lease_grace_ms: int = 0,
+        ttl_grace_ms: int,
         chance: random.Random | None = None,
     ) -> QueueStore:
-        """Become the owner of the queue store; whoever was it before is fenced."""
-        database = await Database.open(objects, "queues/00000", journaled=True)
+        """All queues of a database that ``open_queues`` has opened, and that is theirs from now on.
+
+        It is closed with them, and if this fails.
+        """
         try:
             mark = await database.get(_CLOCK_KEY)
             marked = 0
@@ -168,7 +176,7 @@ class QueueStore:
                 deadlines,
                 limits=limits or CommitLimits(),
                 lease_grace_ms=lease_grace_ms,
-                ttl_grace_ms=objects.settings.ttl_grace_ms,
+                ttl_grace_ms=ttl_grace_ms,
                 chance=chance or random.Random(),
             )
             await store._load()

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from opendata_queue import CorruptStoreError, Engine, FormatVersionError, StoreSettings
-from opendata_queue.store import Objects
+from opendata_queue.store import Database, Objects
 from opendata_queue.system import SystemDescriptor, open_root
 from opendata_queue.testing import ManualClock
 
@@ -81,3 +81,37 @@ async def test_a_damaged_description_is_refused(content: bytes, complaint: str) 
 
     with pytest.raises(CorruptStoreError, match=complaint):
         await open_root(objects, CLOCK)
+
+
+@pytest.mark.parametrize("broken", ["messages/00000", "queues/00000"])
+@pytest.mark.parametrize("other_is_open", [False, True])
+async def test_a_database_is_closed_if_the_other_one_can_not_be_opened(
+    root: str, broken: str, other_is_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await Engine.open(root) as system:
+        await system.create_queue("q")
+        await system.publish(b"kept")
+    opened: list[Database] = []
+    both_begun, other_opened = asyncio.Event(), asyncio.Event()
+    real_open = Database.open
+
+    async def open_one(objects: Objects, path: str, *, journaled: bool = False) -> Database:
+        if path == broken:
+            await (other_opened if other_is_open else both_begun).wait()
+            raise CorruptStoreError("it is broken")
+        both_begun.set()
+        opened.append(await real_open(objects, path, journaled=journaled))
+        other_opened.set()
+        return opened[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "open", open_one)
+        with pytest.raises(CorruptStoreError, match="it is broken"):
+            await Engine.open(root)
+
+    assert all([one._housekeeping is None for one in opened])
+    assert bool(opened) or not other_is_open
+    assert {task.get_name() for task in asyncio.all_tasks()} == {asyncio.current_task().get_name()}  # type: ignore[union-attr]
+    async with await Engine.open(root) as system:  # and nobody has it
+        (message,) = await system.claim("q", 1)
+        assert message.payload == b"kept"
