@@ -112,11 +112,13 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
 
 
 def plain_rules(text: str) -> tuple[Rule] | None:
-    """The rule of a text that only asks for equal texts, as most do; none for any other.
+    """The rule of a text that asks for nothing, or for equal texts, as most do; none for any other.
 
     It is what the grammar makes of the same text, in a fraction of the time: whoever opens a root
     with many queues waits for all their filters.
     """
+    if not text:
+        return (MATCH_ALL,)
     if not _is_plain(text):
         return None
     terms: list[Condition] = []

@@ -32,7 +32,7 @@ from opendata_queue.filters import (
     SystemField,
     Text,
 )
-from opendata_queue.filters.parser import grammar_rules, plain_rules
+from opendata_queue.filters.parser import MATCH_ALL, grammar_rules, plain_rules
 from tests.filters.strategies import filters
 
 A, B = Header("a"), Header("b")
@@ -398,6 +398,8 @@ TERMS = st.builds("{} = '{}'".format, NAMES, VALUES)
 @example("a = 'x''")
 @example("a = 'x' AND ")
 @example("a = 'x'\n")
+@example("")
+@example(" ")
 def test_a_plain_text_says_what_the_grammar_says(text: str) -> None:
     try:
         expected = grammar_rules(text)
@@ -405,6 +407,10 @@ def test_a_plain_text_says_what_the_grammar_says(text: str) -> None:
         assert plain_rules(text) is None
     else:
         assert plain_rules(text) in (None, expected)
+
+
+def test_a_queue_for_everything_needs_no_grammar() -> None:
+    assert plain_rules("") == (MATCH_ALL,)
 
 
 @pytest.mark.parametrize(
