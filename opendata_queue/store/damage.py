@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import slatedb.uniffi as slatedb
 
+from opendata_queue.store.durable_files import is_cut, names_in, set_aside
 from opendata_queue.store.location import StoreKind
+from opendata_queue.store.manifests import admin_of, manifest_name, sst_name, ssts_of
 from opendata_queue.store.objects import Objects
+
+_LOOKS_AT_MOST: Final = 5
 
 
 async def cut_file(objects: Objects, path: str) -> Path | None:
@@ -19,25 +24,72 @@ async def cut_file(objects: Objects, path: str) -> Path | None:
     """
     if objects.location.kind is not StoreKind.FILE:
         return None
-    admin = slatedb.AdminBuilder(objects.location.join(path), objects.slatedb_store).build()
-    manifest = await admin.read_manifest(None)
+    manifest = await admin_of(objects, path).read_manifest(None)
     if manifest is None:
         return None
-    folder = objects.location.folder / path / "compacted"
-    return await asyncio.to_thread(_first_cut, folder, _views(manifest))
+    folder = objects.location.folder / path
+    return await asyncio.to_thread(_first_torn, folder, ssts_of(manifest), missing=False)
 
 
-def _views(manifest: slatedb.VersionedManifest) -> list[slatedb.SsTableView]:
-    in_runs = (view for run in manifest.compacted for view in run.sst_views)
-    return [*manifest.l0, *in_runs]
+async def set_unfounded_manifests_aside(objects: Objects, path: str) -> list[Path]:
+    """Set the newest manifests aside if they name SSTs that a power cut has taken.
+
+    Both are synced some time after SlateDB has written them, and the disk may have got the manifest
+    first. Nothing is removed before what replaces it is synced. So what such an SST held is in the
+    WAL or in other SSTs, and SlateDB goes on from the manifest before. If that is not so, the
+    database is damaged, and stays as it is: reads will say where.
+    """
+    if objects.location.kind is not StoreKind.FILE:
+        return []
+    admin, folder = admin_of(objects, path), objects.location.folder / path
+    for _ in range(_LOOKS_AT_MOST):
+        newest = await admin.read_manifest(None)
+        unfounded: list[int] = []
+        manifest = newest
+        while manifest is not None:
+            if await asyncio.to_thread(_first_torn, folder, ssts_of(manifest)) is None:
+                break
+            unfounded.append(int(manifest.id))
+            manifest = await _before(admin, folder, manifest)
+        if not unfounded:
+            return []
+        now = await admin.read_manifest(None)
+        if now.id != newest.id:
+            continue  # an owner is at work, and removes what newer manifests don't need
+        if manifest is None or not _has_wal(folder, manifest, newest):
+            return []
+        return await asyncio.to_thread(set_aside, folder, "manifest", map(manifest_name, unfounded))
+    return []
 
 
-def _first_cut(folder: Path, views: Iterable[slatedb.SsTableView]) -> Path | None:
-    for view in views:
-        file = folder / f"{view.sst.id.value}.sst"
-        # One that is missing SlateDB finds by itself.
-        if file.exists() and file.stat().st_size < _least_bytes(view.sst.info):
-            return file
+async def _before(
+    admin: slatedb.Admin, folder: Path, manifest: slatedb.VersionedManifest
+) -> slatedb.VersionedManifest | None:
+    older = [name for name in names_in(folder, "manifest") if name < manifest_name(manifest.id)]
+    return await admin.read_manifest(int(Path(max(older)).stem)) if older else None
+
+
+def _has_wal(
+    folder: Path, older: slatedb.VersionedManifest, newer: slatedb.VersionedManifest
+) -> bool:
+    """Whether all is in the WAL that has come into files from one manifest to the other."""
+    wanted = range(int(older.replay_after_wal_id) + 1, int(newer.replay_after_wal_id) + 1)
+    present = set(names_in(folder, "wal"))
+    return all(f"{number:020}.sst" in present for number in wanted)
+
+
+def _first_torn(
+    folder: Path, ssts: Iterable[slatedb.SsTableHandle], *, missing: bool = True
+) -> Path | None:
+    """The first SST that is not whole; SlateDB finds by itself those that are missing."""
+    for sst in ssts:
+        file = folder / "compacted" / sst_name(sst)
+        try:
+            if file.stat().st_size < _least_bytes(sst.info) or is_cut(file):
+                return file
+        except FileNotFoundError:
+            if missing:
+                return file
     return None
 
 

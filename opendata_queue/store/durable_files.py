@@ -84,33 +84,39 @@ def set_torn_files_aside(database_folder: Path) -> list[Path]:
     An empty WAL file is none of them: that is how SlateDB fences a writer.
     """
     aside = []
-    for name, is_torn in (("manifest", _is_empty), ("compactions", _is_empty), ("wal", _is_cut)):
-        folder = database_folder / name
-        files = sorted(_names_in(folder, _SUFFIXES[name]))
-        while len(files) > 1 and is_torn(folder / files[-1]):
-            torn = folder / files.pop()
-            (database_folder / "torn").mkdir(exist_ok=True)
-            aside.append(torn.rename(database_folder / "torn" / torn.name))
+    for kind, is_torn in (("manifest", _is_empty), ("compactions", _is_empty), ("wal", is_cut)):
+        names = sorted(names_in(database_folder, kind))
+        torn = []
+        while len(names) > 1 and is_torn(database_folder / kind / names[-1]):
+            torn.append(names.pop())
+        aside += set_aside(database_folder, kind, torn)
     return aside
 
 
-def newest_file(database_folder: Path, kind: str) -> str | None:
-    """The name of the newest manifest (``manifest``) or list of compactions (``compactions``)."""
-    return max(_names_in(database_folder / kind, _SUFFIXES[kind]), default=None)
+def set_aside(database_folder: Path, kind: str, names: Iterable[str]) -> list[Path]:
+    """Move files away from where SlateDB looks for them; returns where they are now."""
+    aside = []
+    for name in names:
+        (database_folder / "torn").mkdir(exist_ok=True)
+        aside.append((database_folder / kind / name).rename(database_folder / "torn" / name))
+    return aside
 
 
-def _names_in(folder: Path, suffix: str) -> list[str]:
+def names_in(database_folder: Path, kind: str) -> list[str]:
+    """The names of all manifests (``manifest``), lists of compactions (``compactions``) or WAL
+    files (``wal``)."""
     try:
-        return [name for name in os.listdir(folder) if name.endswith(suffix)]
+        found = os.listdir(database_folder / kind)
     except FileNotFoundError:
         return []
+    return [name for name in found if name.endswith(_SUFFIXES[kind])]
 
 
 def _is_empty(path: Path) -> bool:
     return path.stat().st_size == 0
 
 
-def _is_cut(sst: Path) -> bool:
+def is_cut(sst: Path) -> bool:
     """Whether the end of an SST is missing, or nothing but zeros.
 
     It ends with the place of its description and the version of its format. If one of them makes

@@ -8,8 +8,9 @@ from pathlib import Path
 import slatedb.uniffi as slatedb
 
 from opendata_queue.store.compaction import is_compacting, rewrite_everything
-from opendata_queue.store.durable_files import TreeSync, newest_file
+from opendata_queue.store.durable_files import TreeSync, names_in
 from opendata_queue.store.location import StoreKind
+from opendata_queue.store.manifests import admin_of, manifest_name, sst_name, ssts_of
 from opendata_queue.store.objects import Objects
 from opendata_queue.store.settings import CROWDED_FILES
 from opendata_queue.store.translation import translated
@@ -130,9 +131,7 @@ class Upkeep:
             await asyncio.to_thread(self.sync_tree)
 
     def _admin(self) -> slatedb.Admin:
-        return slatedb.AdminBuilder(
-            self._objects.location.join(self._path), self._objects.slatedb_store
-        ).build()
+        return admin_of(self._objects, self._path)
 
 
 def _files_of(manifest: slatedb.VersionedManifest, database_folder: Path) -> dict[str, list[str]]:
@@ -141,13 +140,9 @@ def _files_of(manifest: slatedb.VersionedManifest, database_folder: Path) -> dic
     The manifests that it names are those of checkpoints. The list of compactions is not named by
     anything: the newest one counts.
     """
-    trees = [manifest, *manifest.segments]
-    views = [view for tree in trees for view in tree.l0]
-    views += [view for tree in trees for run in tree.compacted for view in run.sst_views]
     numbers = {manifest.id, *(one.manifest_id for one in manifest.checkpoints)}
-    compactions = newest_file(database_folder, "compactions")
     return {
-        "compacted": [f"{view.sst.id.value}.sst" for view in views],
-        "compactions": [] if compactions is None else [compactions],
-        "manifest": [f"{number:020}.manifest" for number in sorted(numbers)],
+        "compacted": [sst_name(sst) for sst in ssts_of(manifest)],
+        "compactions": sorted(names_in(database_folder, "compactions"))[-1:],
+        "manifest": [manifest_name(number) for number in sorted(numbers)],
     }

@@ -300,12 +300,14 @@ def empty(path: Path) -> None:
 
 
 async def write_file(objects: Objects, folder: Path) -> Path:
-    """The one SST of a database that was closed."""
+    """The one SST of a database that was closed; the WAL of the same rows was collected."""
     database = await Database.open(objects, "db")
     await database.commit(
         rows_of(*((b"%04d" % number, os.urandom(500)) for number in range(1_000)))
     )
     await database.close()
+    for wal in (folder / "db" / "wal").iterdir():
+        wal.unlink()
     (file,) = (folder / "db" / "compacted").iterdir()
     return file
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from opendata_queue import Engine
+from opendata_queue import CorruptStoreError, Engine
 from tests.sync_watch import SyncWatch, needs_sync_watch
 
 QUEUE = "all"
@@ -65,12 +67,109 @@ async def test_what_an_owner_before_has_not_synced_survives_once_the_root_was_op
 
     assert lost, "everything was synced: then this proves nothing"
     async with await Engine.open(root.as_uri(), takeover=True) as system:
-        found = set()
-        while messages := await system.claim(QUEUE, 100, wait_ms=100):
-            found |= {dict(message.headers)["number"] for message in messages}
-            assert {message.payload for message in messages} == {LARGE}
-            await system.ack(QUEUE, *messages)
-    assert found == {str(number) for number in range(320)}
+        assert await all_numbers(system) == {str(number) for number in range(320)}
+
+
+# Files are synced before garbage is collected, which it never is here.
+OWNER_BEFORE_THE_NEXT_SYNC = """
+import asyncio, os, sys
+from opendata_queue import Engine, StoreSettings
+
+async def main(url, compacted):
+    poll_ms = 20 if compacted else 600_000
+    settings = StoreSettings(memtable_bytes=200_000, compaction_poll_ms=poll_ms)
+    system = await Engine.open(url, settings=settings)
+    await system.create_queue("all")
+    for number in range(300):
+        await system.publish(b"x" * 10_000, headers={"number": str(number)})
+    counts = system._shard.database._upkeep.file_counts
+    while (await counts())[1 if compacted else 0] == 0:
+        await asyncio.sleep(0.01)
+    os._exit(0)
+
+asyncio.run(main(sys.argv[1], sys.argv[2] == "True"))
+"""
+
+
+def gone(sst: Path) -> None:
+    sst.unlink()
+
+
+def empty(sst: Path) -> None:
+    sst.write_bytes(b"")
+
+
+def cut(sst: Path) -> None:
+    os.truncate(sst, sst.stat().st_size // 2)
+
+
+def zeros(sst: Path) -> None:
+    sst.write_bytes(bytes(sst.stat().st_size))
+
+
+@needs_sync_watch
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("torn", [gone, empty, cut, zeros])
+async def test_a_manifest_that_was_on_the_disk_before_what_it_names_is_set_aside(
+    tmp_path: Path, torn: Callable[[Path], None], compacted: bool
+) -> None:
+    root, ssts = killed_before_the_next_sync(tmp_path, compacted=compacted)
+    for sst in ssts:
+        torn(sst)
+
+    async with await Engine.open(root.as_uri(), takeover=True) as system:
+        assert await all_numbers(system) == {str(number) for number in range(300)}
+
+    assert list((root / "messages" / "00000" / "torn").glob("*.manifest"))
+
+
+@needs_sync_watch
+async def test_an_sst_that_is_missing_together_with_its_wal_is_no_power_cut(tmp_path: Path) -> None:
+    root, ssts = killed_before_the_next_sync(tmp_path, compacted=False)
+    for sst in ssts:
+        sst.unlink()
+    database = root / "messages" / "00000"
+    (database / "wal" / f"{2:020}.sst").unlink()
+    before = {path: path.read_bytes() for path in database.glob("manifest/*")}
+
+    with pytest.raises(CorruptStoreError):
+        await Engine.open(root.as_uri(), takeover=True)
+
+    assert before.items() <= {path: path.read_bytes() for path in database.glob("*/*")}.items()
+
+
+@needs_sync_watch
+async def test_nothing_is_set_aside_after_a_kill(tmp_path: Path) -> None:
+    root, _ = killed_before_the_next_sync(tmp_path, compacted=True)
+
+    async with await Engine.open(root.as_uri(), takeover=True) as system:
+        assert await all_numbers(system) == {str(number) for number in range(300)}
+
+    assert not list(root.rglob("torn"))
+
+
+def killed_before_the_next_sync(folder: Path, *, compacted: bool) -> tuple[Path, list[Path]]:
+    """A root, and the SSTs of its messages that were not synced."""
+    root, watch = folder / "root", SyncWatch(folder)
+    subprocess.run(
+        [sys.executable, "-c", OWNER_BEFORE_THE_NEXT_SYNC, root.as_uri(), str(compacted)],
+        check=True,
+        env=watch.environment(),
+    )
+    synced = watch.synced()
+    ssts = [one for one in root.glob("messages/00000/compacted/*") if one not in synced]
+    assert ssts, "everything was synced: then this proves nothing"
+    return root, ssts
+
+
+async def all_numbers(system: Engine) -> set[str]:
+    """What messages say that they are; each has its payload."""
+    found = set()
+    while messages := await system.claim(QUEUE, 100, wait_ms=100):
+        found |= {dict(message.headers)["number"] for message in messages}
+        assert {message.payload for message in messages} == {LARGE}
+        await system.ack(QUEUE, *messages)
+    return found
 
 
 def cut_power(root: Path, synced: set[Path]) -> set[Path]:
