@@ -8,9 +8,9 @@ from typing import Final
 import slatedb.uniffi as slatedb
 
 from opendata_queue.errors import StoreUnavailableError
+from opendata_queue.store.manifests import FINISHED, under_way
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
-_FINISHED: Final = (slatedb.CompactionStatus.COMPLETED, slatedb.CompactionStatus.FAILED)
 # A compaction that has made no progress for so long has nobody who works on it.
 _STUCK_SECONDS: Final = 120.0
 # What SlateDB says if the machine's clock is behind the newest row, as when it was just set back.
@@ -23,7 +23,7 @@ async def rewrite_everything(admin: slatedb.Admin) -> bool:
     Whichever process has the database open does the work. It is safe beside its writer.
     """
     view = await admin.read_compactor_state_view()
-    if _any_under_way(view.compactions):
+    if view.compactions is not None and under_way(view.compactions):
         return False
     manifest = view.manifest
     sources = [
@@ -45,13 +45,8 @@ async def rewrite_everything(admin: slatedb.Admin) -> bool:
 
 async def is_compacting(admin: slatedb.Admin) -> bool:
     """Whether a compaction is under way, or is going to be."""
-    return _any_under_way(await admin.read_compactions(None))
-
-
-def _any_under_way(compactions: slatedb.VersionedCompactions | None) -> bool:
-    return compactions is not None and any(
-        one.status not in _FINISHED for one in compactions.recent_compactions
-    )
+    compactions = await admin.read_compactions(None)
+    return compactions is not None and bool(under_way(compactions))
 
 
 async def _finished(admin: slatedb.Admin, compaction_id: str) -> bool:
@@ -61,7 +56,7 @@ async def _finished(admin: slatedb.Admin, compaction_id: str) -> bool:
         found = await admin.read_compaction(compaction_id, None)
         if found is None:  # finished so long ago that it is forgotten
             return True
-        if found.status in _FINISHED:
+        if found.status in FINISHED:
             return bool(found.status is slatedb.CompactionStatus.COMPLETED)
         if progress != (found.status, found.bytes_processed):
             progress, waited = (found.status, found.bytes_processed), 0.0

@@ -11,7 +11,14 @@ import slatedb.uniffi as slatedb
 
 from opendata_queue.store.durable_files import is_cut, names_in, set_aside
 from opendata_queue.store.location import StoreKind
-from opendata_queue.store.manifests import admin_of, manifest_name, sst_name, ssts_of
+from opendata_queue.store.manifests import (
+    admin_of,
+    compactions_name,
+    manifest_name,
+    pending_ssts_of,
+    sst_name,
+    ssts_of,
+)
 from opendata_queue.store.objects import Objects
 
 _LOOKS_AT_MOST: Final = 5
@@ -31,26 +38,51 @@ async def cut_file(objects: Objects, path: str) -> Path | None:
     return await asyncio.to_thread(_first_torn, folder, ssts_of(manifest), missing=False)
 
 
-async def set_unfounded_manifests_aside(objects: Objects, path: str) -> list[Path]:
-    """Set the newest manifests aside if they name SSTs that a power cut has taken.
+async def set_unfounded_files_aside(objects: Objects, path: str) -> list[Path]:
+    """Set the newest manifests and lists of compactions aside that name SSTs which a power cut has
+    taken.
 
-    Both are synced some time after SlateDB has written them, and the disk may have got the manifest
-    first. Nothing is removed before what replaces it is synced. So what such an SST held is in the
-    WAL or in other SSTs, and SlateDB goes on from the manifest before. If that is not so, the
-    database is damaged, and stays as it is: reads will say where.
+    They are synced some time after SlateDB has written them, and the disk may have got them before
+    the SSTs.
     """
     if objects.location.kind is not StoreKind.FILE:
         return []
     admin, folder = admin_of(objects, path), objects.location.folder / path
+    # The lists first: what is not in the newest one any more by then, the manifest has.
+    return [
+        *await _set_lists_aside(admin, folder),
+        *await _set_manifests_aside(admin, folder),
+    ]
+
+
+async def _set_lists_aside(admin: slatedb.Admin, folder: Path) -> list[Path]:
+    """SlateDB begins again what is missing in an older list, and drops what is too much."""
+    unfounded: list[int] = []
+    compactions = await admin.read_compactions(None)
+    while compactions is not None:
+        if await asyncio.to_thread(_first_torn, folder, pending_ssts_of(compactions)) is None:
+            break
+        unfounded.append(int(compactions.id))
+        before = _number_before(folder, "compactions", compactions_name(compactions.id))
+        compactions = None if before is None else await admin.read_compactions(before)
+    names = map(compactions_name, unfounded)
+    return await asyncio.to_thread(set_aside, folder, "compactions", names)
+
+
+async def _set_manifests_aside(admin: slatedb.Admin, folder: Path) -> list[Path]:
+    """Nothing is removed before what replaces it is synced. So what such an SST held is in the WAL
+    or in other SSTs, and SlateDB goes on from the manifest before. If that is not so, the database
+    is damaged, and stays as it is: reads will say where.
+    """
     for _ in range(_LOOKS_AT_MOST):
-        newest = await admin.read_manifest(None)
+        newest = manifest = await admin.read_manifest(None)
         unfounded: list[int] = []
-        manifest = newest
         while manifest is not None:
             if await asyncio.to_thread(_first_torn, folder, ssts_of(manifest)) is None:
                 break
             unfounded.append(int(manifest.id))
-            manifest = await _before(admin, folder, manifest)
+            before = _number_before(folder, "manifest", manifest_name(manifest.id))
+            manifest = None if before is None else await admin.read_manifest(before)
         if not unfounded:
             return []
         now = await admin.read_manifest(None)
@@ -62,11 +94,10 @@ async def set_unfounded_manifests_aside(objects: Objects, path: str) -> list[Pat
     return []
 
 
-async def _before(
-    admin: slatedb.Admin, folder: Path, manifest: slatedb.VersionedManifest
-) -> slatedb.VersionedManifest | None:
-    older = [name for name in names_in(folder, "manifest") if name < manifest_name(manifest.id)]
-    return await admin.read_manifest(int(Path(max(older)).stem)) if older else None
+def _number_before(folder: Path, kind: str, name: str) -> int | None:
+    """The number of the file of a kind before another one."""
+    older = [one for one in names_in(folder, kind) if one < name]
+    return int(Path(max(older)).stem) if older else None
 
 
 def _has_wal(

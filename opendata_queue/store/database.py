@@ -24,7 +24,7 @@ from opendata_queue.errors import (
 )
 from opendata_queue.store.batch_reader import Row, first_rows, next_rows
 from opendata_queue.store.batch_writer import active_tier, commit_rows
-from opendata_queue.store.damage import cut_file, set_unfounded_manifests_aside
+from opendata_queue.store.damage import cut_file, set_unfounded_files_aside
 from opendata_queue.store.durable_files import (
     WalSync,
     is_on_network,
@@ -287,7 +287,7 @@ class Database(DatabaseReads):
         active_tier()  # complains now, not at the first commit, about a tier that can't be used
         prepare_folder(objects, path)
         with translated(f"open {name}"):
-            looking = set_unfounded_manifests_aside(objects, path)
+            looking = set_unfounded_files_aside(objects, path)
             for aside in await in_time(looking, settings.outage_timeout_ms, f"open {name}"):
                 logger.warning("set aside %s: files that it names were never synced", aside)
         on_s3 = objects.location.kind is StoreKind.S3

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import slatedb.uniffi as slatedb
 
 from opendata_queue.store.compaction import is_compacting, rewrite_everything
-from opendata_queue.store.durable_files import TreeSync, names_in
+from opendata_queue.store.durable_files import TreeSync
 from opendata_queue.store.location import StoreKind
-from opendata_queue.store.manifests import admin_of, manifest_name, sst_name, ssts_of
+from opendata_queue.store.manifests import (
+    admin_of,
+    compactions_name,
+    manifest_name,
+    pending_ssts_of,
+    sst_name,
+    ssts_of,
+)
 from opendata_queue.store.objects import Objects
 from opendata_queue.store.settings import CROWDED_FILES
 from opendata_queue.store.translation import translated
@@ -84,17 +90,21 @@ class Upkeep:
             await asyncio.to_thread(self.sync_tree)
 
     async def sync_in_use(self) -> int:
-        """Sync the files that the newest manifest needs, and itself.
+        """Sync the files that the newest manifest and the newest list of compactions need, and
+        these two.
 
         Returns the number of a WAL file: what it and those before it hold is in these files, too.
         """
         with translated(f"sync {self.name}"):
-            manifest = await self._admin().read_manifest(None)
+            admin = self._admin()
+            # The list first: what is not in it any more by then, the manifest has.
+            compactions = await admin.read_compactions(None)
+            manifest = await admin.read_manifest(None)
             if manifest is None:
                 return 0
             if self._tree_sync is not None:
-                folder = self._objects.location.folder / self._path
-                await asyncio.to_thread(self._tree_sync.sync_in_use, _files_of(manifest, folder))
+                files = _files_of(manifest, compactions)
+                await asyncio.to_thread(self._tree_sync.sync_in_use, files)
             return int(manifest.replay_after_wal_id)
 
     def sync_tree(self) -> None:
@@ -134,15 +144,21 @@ class Upkeep:
         return admin_of(self._objects, self._path)
 
 
-def _files_of(manifest: slatedb.VersionedManifest, database_folder: Path) -> dict[str, list[str]]:
-    """The files that a manifest needs, by their folders.
+def _files_of(
+    manifest: slatedb.VersionedManifest, compactions: slatedb.VersionedCompactions | None
+) -> dict[str, list[str]]:
+    """The files that a manifest and a list of compactions need, by their folders, and they.
 
-    The manifests that it names are those of checkpoints. The list of compactions is not named by
-    anything: the newest one counts.
+    The manifests that a manifest names are those of checkpoints. What compactions have made so far
+    is taken over by whoever opens the database next.
     """
     numbers = {manifest.id, *(one.manifest_id for one in manifest.checkpoints)}
+    ssts, lists = ssts_of(manifest), []
+    if compactions is not None:
+        ssts += pending_ssts_of(compactions)
+        lists.append(compactions_name(compactions.id))
     return {
-        "compacted": [sst_name(sst) for sst in ssts_of(manifest)],
-        "compactions": sorted(names_in(database_folder, "compactions"))[-1:],
+        "compacted": [sst_name(sst) for sst in ssts],
+        "compactions": lists,
         "manifest": [manifest_name(number) for number in sorted(numbers)],
     }

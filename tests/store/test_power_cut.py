@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from opendata_queue import CorruptStoreError, Engine
+from opendata_queue import CorruptStoreError, Engine, StoreSettings
+from opendata_queue.store import Objects
+from opendata_queue.store.manifests import admin_of, sst_name, ssts_of
 from tests.sync_watch import SyncWatch, needs_sync_watch
 
 QUEUE = "all"
@@ -75,19 +77,30 @@ OWNER_BEFORE_THE_NEXT_SYNC = """
 import asyncio, os, sys
 from opendata_queue import Engine, StoreSettings
 
-async def main(url, compacted):
-    poll_ms = 20 if compacted else 600_000
+async def main(url, until, end):
+    poll_ms = {"flushed": 600_000, "merged": 500, "in_use": 20}[until]
     settings = StoreSettings(memtable_bytes=200_000, compaction_poll_ms=poll_ms)
     system = await Engine.open(url, settings=settings)
     await system.create_queue("all")
+    upkeep = system._shard.database._upkeep
+
+    async def is_merged():  # and in no manifest yet
+        found = await upkeep._admin().read_compactions(None)
+        return any(one.status.name == "COMPACTED" for one in found.recent_compactions)
+
+    async def is_so():
+        waiting, runs = await upkeep.file_counts()
+        return {"flushed": waiting, "merged": await is_merged(), "in_use": runs}[until]
+
     for number in range(300):
         await system.publish(b"x" * 10_000, headers={"number": str(number)})
-    counts = system._shard.database._upkeep.file_counts
-    while (await counts())[1 if compacted else 0] == 0:
-        await asyncio.sleep(0.01)
+    while not await is_so():  # should it not be seen in time, there is a next one
+        await system.publish(b"x" * 10_000, headers={"number": "0"})
+    if end == "close":
+        await system.close()
     os._exit(0)
 
-asyncio.run(main(sys.argv[1], sys.argv[2] == "True"))
+asyncio.run(main(*sys.argv[1:]))
 """
 
 
@@ -108,25 +121,57 @@ def zeros(sst: Path) -> None:
 
 
 @needs_sync_watch
-@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("until", ["flushed", "merged", "in_use"])
 @pytest.mark.parametrize("torn", [gone, empty, cut, zeros])
-async def test_a_manifest_that_was_on_the_disk_before_what_it_names_is_set_aside(
-    tmp_path: Path, torn: Callable[[Path], None], compacted: bool
+async def test_what_was_on_the_disk_before_files_that_it_names_is_set_aside(
+    tmp_path: Path, torn: Callable[[Path], None], until: str
 ) -> None:
-    root, ssts = killed_before_the_next_sync(tmp_path, compacted=compacted)
-    for sst in ssts:
+    root, watch = owner_before_the_next_sync(tmp_path, until, "kill")
+    for sst in unsynced_ssts(root, watch):
         torn(sst)
 
     async with await Engine.open(root.as_uri(), takeover=True) as system:
         assert await all_numbers(system) == {str(number) for number in range(300)}
 
-    assert list((root / "messages" / "00000" / "torn").glob("*.manifest"))
+    aside = {path.suffix for path in (root / "messages" / "00000" / "torn").iterdir()}
+    assert aside >= ({".manifest", ".compactions"} if until == "merged" else {".manifest"})
+
+
+@needs_sync_watch
+async def test_a_list_of_compactions_goes_by_itself(tmp_path: Path) -> None:
+    root, _ = owner_before_the_next_sync(tmp_path, "merged", "kill")
+    database = root / "messages" / "00000"
+    manifest = max((database / "manifest").iterdir())
+    named = await ssts_in(root)
+    for sst in (database / "compacted").iterdir():
+        if sst.name not in named:
+            sst.unlink()
+
+    async with await Engine.open(root.as_uri(), takeover=True) as system:
+        assert await all_numbers(system) == {str(number) for number in range(300)}
+
+    assert {path.suffix for path in (database / "torn").iterdir()} == {".compactions"}
+    assert manifest.exists()
+
+
+@needs_sync_watch
+@pytest.mark.parametrize("until", ["flushed", "merged", "in_use"])
+async def test_what_compactions_have_made_is_synced_when_a_root_is_closed(
+    tmp_path: Path, until: str
+) -> None:
+    root, watch = owner_before_the_next_sync(tmp_path, until, "close")
+
+    cut_power(root, watch.synced())
+
+    async with await Engine.open(root.as_uri()) as system:
+        assert await all_numbers(system) == {str(number) for number in range(300)}
+    assert not list(root.rglob("torn"))
 
 
 @needs_sync_watch
 async def test_an_sst_that_is_missing_together_with_its_wal_is_no_power_cut(tmp_path: Path) -> None:
-    root, ssts = killed_before_the_next_sync(tmp_path, compacted=False)
-    for sst in ssts:
+    root, watch = owner_before_the_next_sync(tmp_path, "flushed", "kill")
+    for sst in unsynced_ssts(root, watch):
         sst.unlink()
     database = root / "messages" / "00000"
     (database / "wal" / f"{2:020}.sst").unlink()
@@ -139,8 +184,9 @@ async def test_an_sst_that_is_missing_together_with_its_wal_is_no_power_cut(tmp_
 
 
 @needs_sync_watch
-async def test_nothing_is_set_aside_after_a_kill(tmp_path: Path) -> None:
-    root, _ = killed_before_the_next_sync(tmp_path, compacted=True)
+@pytest.mark.parametrize("until", ["flushed", "merged", "in_use"])
+async def test_nothing_is_set_aside_after_a_kill(tmp_path: Path, until: str) -> None:
+    root, _ = owner_before_the_next_sync(tmp_path, until, "kill")
 
     async with await Engine.open(root.as_uri(), takeover=True) as system:
         assert await all_numbers(system) == {str(number) for number in range(300)}
@@ -148,18 +194,30 @@ async def test_nothing_is_set_aside_after_a_kill(tmp_path: Path) -> None:
     assert not list(root.rglob("torn"))
 
 
-def killed_before_the_next_sync(folder: Path, *, compacted: bool) -> tuple[Path, list[Path]]:
-    """A root, and the SSTs of its messages that were not synced."""
+def owner_before_the_next_sync(folder: Path, until: str, end: str) -> tuple[Path, SyncWatch]:
+    """A root whose messages are in SSTs, or merged ones that no manifest names, or one does."""
     root, watch = folder / "root", SyncWatch(folder)
     subprocess.run(
-        [sys.executable, "-c", OWNER_BEFORE_THE_NEXT_SYNC, root.as_uri(), str(compacted)],
+        [sys.executable, "-c", OWNER_BEFORE_THE_NEXT_SYNC, root.as_uri(), until, end],
         check=True,
         env=watch.environment(),
     )
+    return root, watch
+
+
+def unsynced_ssts(root: Path, watch: SyncWatch) -> list[Path]:
     synced = watch.synced()
     ssts = [one for one in root.glob("messages/00000/compacted/*") if one not in synced]
     assert ssts, "everything was synced: then this proves nothing"
-    return root, ssts
+    return ssts
+
+
+async def ssts_in(root: Path) -> set[str]:
+    """The files that the manifest of the messages names."""
+    objects = Objects.open(root.as_uri(), StoreSettings())
+    return set(
+        map(sst_name, ssts_of(await admin_of(objects, "messages/00000").read_manifest(None)))
+    )
 
 
 async def all_numbers(system: Engine) -> set[str]:
