@@ -194,7 +194,7 @@ class GroupCommitter:
             self._room.clear()
             urgent = True
         if urgent:
-            self._full.set()
+            self._hurry()
         if not lazy:
             self._batch.callers += 1
             self._gone -= 1
@@ -246,7 +246,7 @@ class GroupCommitter:
             return
         self._failure = error
         self._fail(self._batch, error)
-        self._full.set()
+        self._hurry()
         self._wanted.set()
         self._tell_stopped()
 
@@ -268,11 +268,16 @@ class GroupCommitter:
         """Commit what has gathered, then stop. Callers get their results."""
         self._closing = True
         self._room.set()
-        self._full.set()
+        self._hurry()
         self._wanted.set()
         # A caller that gives up on closing must not cancel a commit; one that failed is known.
         if not self._runner.done():
             await asyncio.wait([self._runner])
+
+    def _hurry(self) -> None:
+        """Let the next commit wait for nobody."""
+        self._full.set()
+        self._all_back.set()
 
     async def _run(self) -> None:
         try:
@@ -307,13 +312,14 @@ class GroupCommitter:
         # One that is full lets nobody in, and one that is urgent waits for nobody.
         if missed > 0 and not self._full.is_set() and self._patience.is_worth_it():
             await self._wait_for_callers()
-            self._patience.waited(missed, self._gone)
+            if not self._full.is_set():
+                self._patience.waited(missed, self._gone)
 
     async def _wait_for_callers(self) -> None:
         """Wait for the callers of the last commit: a few turns, and a little of what it took."""
         for _ in range(_TURNS_FOR_CALLERS):
             await asyncio.sleep(0)
-            if self._gone <= 0:
+            if self._gone <= 0 or self._full.is_set():
                 return
         wait_s = min(self._took_s * _SHARE_FOR_CALLERS, _LONGEST_WAIT_S)
         if wait_s >= _SHORTEST_WAIT_S:

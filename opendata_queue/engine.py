@@ -68,6 +68,7 @@ from opendata_queue.store import Database, Figure, Objects, StoreSettings
 from opendata_queue.stored_queue import StoredQueue
 from opendata_queue.system import SystemDescriptor, open_root
 from opendata_queue.tailer import Tailer
+from opendata_queue.tasks import to_its_end
 from opendata_queue.views import (
     failed_message,
     history_of,
@@ -235,8 +236,10 @@ class Engine(AsyncSystem):
                 lease_grace_ms=lease_grace_ms,
             )
         except BaseException:
-            await _close_when_open(opening_queues)
-            await ownership.release()
+            try:
+                await to_its_end(_close_when_open(opening_queues))
+            finally:
+                await ownership.release()
             raise
         try:
             # Who was taken over while it opened has fenced its successor, and must give way.

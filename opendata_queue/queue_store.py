@@ -165,6 +165,7 @@ class QueueStore:
 
         It is closed with them, and if this fails.
         """
+        store: QueueStore | None = None
         try:
             mark = await database.get(_CLOCK_KEY)
             marked = 0
@@ -183,7 +184,7 @@ class QueueStore:
             await store.bulk.load()
             store.sweeper.start()
         except BaseException:
-            await database.close()
+            await (database if store is None else store).close()
             raise
         return store
 

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final
+
+_to_their_end: Final[set[asyncio.Task[Any]]] = set()
+"""An event loop holds its tasks only weakly."""
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for something that goes on to its end, also if whoever waits for it is cancelled."""
+    task = asyncio.create_task(work)
+    _to_their_end.add(task)
+    task.add_done_callback(_to_their_end.discard)
+    await asyncio.shield(task)
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:

@@ -457,9 +457,8 @@ class Database(DatabaseReads):
             if self._settings.fsync:
                 with translated(f"sync {self.name}"):
                     in_files = await self._upkeep.sync_in_use()
-                    self._wal_sync = await asyncio.to_thread(
-                        WalSync, folder, replayed_after=in_files
-                    )
+                    make = partial(WalSync, folder, replayed_after=in_files)
+                    self._wal_sync = await _made_in_thread(make)
             wanted = journaled and self._settings.journal_ms > 0 and not is_on_network(folder)
             await self._start_journal(folder, wanted=wanted)
         self._housekeeping = asyncio.create_task(self._keep_house(), name=f"keep {self.name}")
@@ -471,7 +470,8 @@ class Database(DatabaseReads):
             left = await asyncio.to_thread(LeftJournals, folder)
             if not left and not wanted:
                 return
-            journal = await asyncio.to_thread(partial(left.take_over, sync=sync, name=self.name))
+            make = partial(left.take_over, sync=sync, name=self.name)
+            journal = await _made_in_thread(make)
             try:
                 # On a full disk SlateDB tries for ever.
                 bringing = bring_in(self._db, left, self._wal_sync, self.name)
@@ -628,6 +628,28 @@ async def in_time(work: Awaitable[T], timeout_ms: int, doing: str) -> T:
         raise StoreUnavailableError(
             f"could not {doing}: no answer within {timeout_ms} ms"
         ) from None
+
+
+class _Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closeable)
+
+
+async def _made_in_thread(make: Callable[[], C]) -> C:
+    """What a thread makes; closed as soon as it is made, if nobody waits for it any more."""
+    making = asyncio.ensure_future(asyncio.to_thread(make))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(_close_made)
+        raise
+
+
+def _close_made(made: asyncio.Future[C]) -> None:
+    if not made.cancelled() and made.exception() is None:
+        made.result().close()
 
 
 def prepare_folder(objects: Objects, path: str) -> None:

@@ -187,6 +187,8 @@ def _sizes(columns: Sequence[Column], count: int) -> int | list[int]:
 
 
 def _check_count(rows: int, found: int, width: int = 1) -> None:
+    if width < 1:
+        raise ValueError(f"a column is {width} bytes wide")
     if found != rows * width:
         raise ValueError(f"a column has {found / width:g} items for {rows} rows")
 

@@ -17,6 +17,7 @@ from opendata_queue import (
     NewMessage,
     PublishOptions,
 )
+from opendata_queue import committer as committer_module
 from opendata_queue.committer import Patience
 from opendata_queue.store import Database, Rows
 from opendata_queue.testing import ManualClock
@@ -80,6 +81,38 @@ def test_callers_who_never_come_back_are_waited_for_ever_more_rarely() -> None:
         pass
     patience.waited(8, 4)  # half of them are back
     assert [patience.is_worth_it() for _ in range(3)] == [True] * 3
+
+
+@pytest.mark.parametrize("how", ["urgent", "full", "close", "give_up"])
+async def test_who_is_in_a_hurry_waits_for_no_callers(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(committer_module, "_LONGEST_WAIT_S", 3_600.0)
+    options = PublishOptions(limits=CommitLimits(batch_rows=10))
+    async with await Engine.open("memory:///", options=options) as system:
+        committer = system._shard._committer
+        await asyncio.gather(*(system.publish(b"comes back") for _ in range(4)))
+        committer._took_s = 1e9
+        committer._gone = 50  # most of whom never come back
+        waiting = asyncio.create_task(system.publish(b"waits for the others"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+
+        async with asyncio.timeout(60):
+            if how == "urgent":
+                committer.commit(urgent=True)
+            elif how == "full":
+                await system.publish_many([NewMessage(b"much")] * 5)
+            elif how == "close":
+                await system.close()
+            else:
+                committer.give_up(FencedError("it is over"))
+            if how == "give_up":
+                with pytest.raises(FencedError, match="it is over"):
+                    await waiting
+            else:
+                await waiting
 
 
 async def test_a_commit_takes_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

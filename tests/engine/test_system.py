@@ -8,6 +8,7 @@ import json
 import pytest
 
 from opendata_queue import CorruptStoreError, Engine, FormatVersionError, StoreSettings
+from opendata_queue.queue_store import QueueStore
 from opendata_queue.store import Database, Objects
 from opendata_queue.system import SystemDescriptor, open_root
 from opendata_queue.testing import ManualClock
@@ -111,7 +112,57 @@ async def test_a_database_is_closed_if_the_other_one_can_not_be_opened(
 
     assert all([one._housekeeping is None for one in opened])
     assert bool(opened) or not other_is_open
-    assert {task.get_name() for task in asyncio.all_tasks()} == {asyncio.current_task().get_name()}  # type: ignore[union-attr]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     async with await Engine.open(root) as system:  # and nobody has it
         (message,) = await system.claim("q", 1)
         assert message.payload == b"kept"
+
+
+async def test_a_root_is_free_again_though_nobody_waits_until_the_other_database_is_closed(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await Engine.open(root)).close()
+    both_begun, letting_go, let_go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def open_one(_: Objects, path: str, *, journaled: bool = False) -> Database:
+        if path.startswith("messages"):
+            await both_begun.wait()
+            raise CorruptStoreError("it is broken")
+        both_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            letting_go.set()
+            await let_go.wait()
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "open", open_one)
+        opening = asyncio.create_task(Engine.open(root))
+        await letting_go.wait()
+        opening.cancel()
+        await asyncio.wait([opening])
+        let_go.set()
+
+    assert opening.cancelled()
+    await (await Engine.open(root)).close()
+
+
+async def test_queues_that_can_not_be_loaded_leave_nothing_behind(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await Engine.open(root) as system:
+        await system.create_queue("q")
+    load = QueueStore._load
+
+    async def broken(store: QueueStore) -> None:
+        await load(store)
+        raise CorruptStoreError("it is broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QueueStore, "_load", broken)
+        with pytest.raises(CorruptStoreError, match="it is broken"):
+            await Engine.open(root)
+
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await (await Engine.open(root)).close()

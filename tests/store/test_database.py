@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import slatedb.uniffi as slatedb
@@ -25,6 +27,7 @@ from opendata_queue.store import Database, DatabaseReader, Objects, Rows
 from opendata_queue.store import database as database_module
 from opendata_queue.store.batch_writer import write_rows
 from opendata_queue.store.durable_files import TreeSync
+from opendata_queue.store.journal import LeftJournals
 from opendata_queue.store.translation import translated
 from tests.conftest import NewRoot
 
@@ -404,3 +407,43 @@ def test_a_machine_that_may_not_ask_for_a_role_has_no_credentials() -> None:
     said = "GET http://169.254.169.254/latest/api/token: 403 Forbidden"
     with pytest.raises(StoreAccessError, match="no credentials were found"), translated("try"):
         raise slatedb.Error.Unavailable(said)
+
+
+@pytest.mark.parametrize("what", ["WalSync", "take_over"])
+async def test_what_a_cancelled_open_has_opened_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    objects = Objects.open(f"file://{tmp_path}", SETTINGS)
+    await (await Database.open(objects, "db", journaled=True)).close()
+    owner = database_module if what == "WalSync" else LeftJournals
+    real = getattr(owner, what)
+    loop = asyncio.get_running_loop()
+    begun, go_on = asyncio.Event(), threading.Event()
+    closed: list[str] = []
+    all_closed = asyncio.Event()
+
+    def made(*args: Any, **options: Any) -> Any:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(60)
+        return Closing(real(*args, **options))
+
+    class Closing:
+        def __init__(self, thing: Any) -> None:
+            self.thing = thing
+
+        def close(self) -> None:
+            self.thing.close()
+            closed.append(type(self.thing).__name__)
+            all_closed.set()
+
+    monkeypatch.setattr(owner, what, made)
+    opening = asyncio.create_task(Database.open(objects, "db", journaled=True))
+    await begun.wait()
+    opening.cancel()
+    await asyncio.wait([opening])
+    go_on.set()
+
+    async with asyncio.timeout(60):
+        await all_closed.wait()
+    assert opening.cancelled()
+    assert closed == ["WalSync" if what == "WalSync" else "Journal"]
