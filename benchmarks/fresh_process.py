@@ -24,17 +24,29 @@ BATCH = 100
 
 def resident_mib() -> float:
     """Memory in use now; where the system does not tell, the most that was ever used."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        (line,) = (one for one in status.read_text().splitlines() if one.startswith("VmRSS:"))
-        return int(line.split()[1]) / 1024
-    return peak_mib()
+    told = _told_mib("VmRSS")
+    return peak_mib() if told is None else told
 
 
 def peak_mib() -> float:
-    """The most memory that was ever used."""
+    """The most memory that was ever used.
+
+    What ``getrusage`` says is at least what the process had that has started this one.
+    """
+    told = _told_mib("VmHWM")
+    if told is not None:
+        return told
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
+
+
+def _told_mib(name: str) -> float | None:
+    """A figure of Linux's about this process."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    lines = status.read_text().splitlines()
+    return next((int(one.split()[1]) / 1024 for one in lines if one.startswith(f"{name}:")), None)
 
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
