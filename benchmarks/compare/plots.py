@@ -16,7 +16,7 @@ from benchmarks.compare.systems import KEYS, find
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-_SIZE: Final = (9.0, 5.5)
+_SIZE: Final = (9.0, 7.5)
 _STYLES: Final = ("o", "s", "^", "v", "D", "P", "X", "*")
 
 
@@ -31,7 +31,7 @@ def draw(found: Mapping[str, Any], folder: Path, prefix: str = "") -> list[str]:
         figure, axes = plt.subplots(figsize=_SIZE, layout="constrained")
         plot(axes)
         if axes.lines:  # not if too little was measured for a line
-            axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+            figure.legend(fontsize="small", loc="outside lower center", ncols=2)
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
             figure.savefig(folder / f"{name}.png", dpi=120)
             names.append(f"{name}.svg")
@@ -98,7 +98,7 @@ def _latencies(axes: Any, found: Comparison) -> None:
         drawn += 1
     axes.set_yscale("log")
     axes.grid(alpha=0.3)
-    axes.set_xticks(range(len(PERCENTILES)), [f"{part:.1%}" for part in PERCENTILES])
+    axes.set_xticks(range(len(PERCENTILES)), [f"{100 * part:g} %" for part in PERCENTILES])
     axes.set_xlabel("part of the messages that had come by then")
     axes.set_ylabel("from publish to receive at 500 messages/s, ms")
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import slatedb.uniffi as slatedb
 
+from opendata_queue.errors import CorruptStoreError
 from opendata_queue.store.durable_files import is_cut, names_in, set_aside
 from opendata_queue.store.location import StoreKind
-from opendata_queue.store.manifests import (
-    admin_of,
-    compactions_name,
-    manifest_name,
-    pending_ssts_of,
-    sst_name,
-    ssts_of,
-)
+from opendata_queue.store.manifests import admin_of, pending_ssts_of, sst_name, ssts_of
 from opendata_queue.store.objects import Objects
+from opendata_queue.store.translation import translated
+
+logger = logging.getLogger(__name__)
 
 _LOOKS_AT_MOST: Final = 5
 
@@ -39,11 +37,11 @@ async def cut_file(objects: Objects, path: str) -> Path | None:
 
 
 async def set_unfounded_files_aside(objects: Objects, path: str) -> list[Path]:
-    """Set the newest manifests and lists of compactions aside that name SSTs which a power cut has
-    taken.
+    """Set the newest manifests and lists of compactions aside that a power cut has torn, or that
+    name SSTs which it has taken.
 
     They are synced some time after SlateDB has written them, and the disk may have got them before
-    the SSTs.
+    the SSTs, or a part of them.
     """
     if objects.location.kind is not StoreKind.FILE:
         return []
@@ -57,56 +55,67 @@ async def set_unfounded_files_aside(objects: Objects, path: str) -> list[Path]:
 
 async def _set_lists_aside(admin: slatedb.Admin, folder: Path) -> list[Path]:
     """SlateDB begins again what is missing in an older list, and drops what is too much."""
-    unfounded: list[int] = []
-    compactions = await admin.read_compactions(None)
-    while compactions is not None:
-        if await asyncio.to_thread(_first_torn, folder, pending_ssts_of(compactions)) is None:
-            break
-        unfounded.append(int(compactions.id))
-        before = _number_before(folder, "compactions", compactions_name(compactions.id))
-        compactions = None if before is None else await admin.read_compactions(before)
-    names = map(compactions_name, unfounded)
-    return await asyncio.to_thread(set_aside, folder, "compactions", names)
+    unfounded = []
+    for name in _newest_first(folder, "compactions"):
+        compactions = await _read(admin.read_compactions, name)
+        if compactions is not None:
+            ssts = pending_ssts_of(compactions)
+            if await asyncio.to_thread(_first_torn, folder, ssts) is None:
+                break
+        unfounded.append(name)
+    return await asyncio.to_thread(set_aside, folder, "compactions", unfounded)
 
 
 async def _set_manifests_aside(admin: slatedb.Admin, folder: Path) -> list[Path]:
     """Nothing is removed before what replaces it is synced. So what such an SST held is in the WAL
     or in other SSTs, and SlateDB goes on from the manifest before. If that is not so, the database
-    is damaged, and stays as it is: reads will say where.
+    is damaged, and stays as it is: whoever opens or reads it is told where.
     """
     for _ in range(_LOOKS_AT_MOST):
-        newest = manifest = await admin.read_manifest(None)
-        unfounded: list[int] = []
-        while manifest is not None:
-            if await asyncio.to_thread(_first_torn, folder, ssts_of(manifest)) is None:
-                break
-            unfounded.append(int(manifest.id))
-            before = _number_before(folder, "manifest", manifest_name(manifest.id))
-            manifest = None if before is None else await admin.read_manifest(before)
+        names = _newest_first(folder, "manifest")
+        unfounded: list[str] = []
+        replayed_after = 0
+        for name in names:
+            manifest = await _read(admin.read_manifest, name)
+            if manifest is not None:
+                replayed_after = max(replayed_after, int(manifest.replay_after_wal_id))
+                if await asyncio.to_thread(_first_torn, folder, ssts_of(manifest)) is None:
+                    break
+            unfounded.append(name)
+        else:
+            return []
         if not unfounded:
             return []
-        now = await admin.read_manifest(None)
-        if now.id != newest.id:
+        if _newest_first(folder, "manifest")[:1] != names[:1]:
             continue  # an owner is at work, and removes what newer manifests don't need
-        if manifest is None or not _has_wal(folder, manifest, newest):
+        if not _has_wal(folder, int(manifest.replay_after_wal_id), replayed_after):
             return []
-        return await asyncio.to_thread(set_aside, folder, "manifest", map(manifest_name, unfounded))
+        return await asyncio.to_thread(set_aside, folder, "manifest", unfounded)
     return []
 
 
-def _number_before(folder: Path, kind: str, name: str) -> int | None:
-    """The number of the file of a kind before another one."""
-    older = [one for one in names_in(folder, kind) if one < name]
-    return int(Path(max(older)).stem) if older else None
+def _newest_first(folder: Path, kind: str) -> list[str]:
+    return sorted(names_in(folder, kind), reverse=True)
 
 
-def _has_wal(
-    folder: Path, older: slatedb.VersionedManifest, newer: slatedb.VersionedManifest
-) -> bool:
-    """Whether all is in the WAL that has come into files from one manifest to the other."""
-    wanted = range(int(older.replay_after_wal_id) + 1, int(newer.replay_after_wal_id) + 1)
-    present = set(names_in(folder, "wal"))
-    return all(f"{number:020}.sst" in present for number in wanted)
+async def _read(read: Callable[[int], Awaitable[Any]], name: str) -> Any:
+    """A manifest or a list by the name of its file; none if it can't be understood, or is gone."""
+    try:
+        with translated(f"read {name}"):
+            return await read(int(Path(name).stem))
+    except CorruptStoreError as error:
+        logger.info("%s", error)
+        return None
+
+
+def _has_wal(folder: Path, after: int, up_to: int) -> bool:
+    """Whether all WAL files are there from behind a number up to another one, and all newer ones.
+
+    The newest one is never collected. Without it something else has removed files.
+    """
+    present = {int(Path(name).stem) for name in names_in(folder, "wal")}
+    newest = max(present, default=0)
+    return newest >= max(1, after) and present.issuperset(range(after + 1, max(newest, up_to) + 1))
 
 
 def _first_torn(

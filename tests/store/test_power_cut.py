@@ -138,6 +138,24 @@ async def test_what_was_on_the_disk_before_files_that_it_names_is_set_aside(
 
 
 @needs_sync_watch
+@pytest.mark.parametrize("kind", ["manifest", "compactions"])
+@pytest.mark.parametrize("torn", [gone, empty, cut, zeros])
+async def test_a_newest_manifest_or_list_that_is_not_whole_is_set_aside(
+    tmp_path: Path, torn: Callable[[Path], None], kind: str
+) -> None:
+    root, watch = owner_before_the_next_sync(tmp_path, "in_use", "kill")
+    newest = max((root / "messages" / "00000" / kind).iterdir())
+    assert newest not in watch.synced()
+    torn(newest)
+
+    async with await Engine.open(root.as_uri(), takeover=True) as system:
+        assert await all_numbers(system) == {str(number) for number in range(300)}
+
+    aside = {path.name for path in root.rglob("torn/*")}
+    assert aside == (set() if torn is gone else {newest.name})
+
+
+@needs_sync_watch
 async def test_a_list_of_compactions_goes_by_itself(tmp_path: Path) -> None:
     root, _ = owner_before_the_next_sync(tmp_path, "merged", "kill")
     database = root / "messages" / "00000"
