@@ -31,7 +31,7 @@ def draw(found: Mapping[str, Any], folder: Path, prefix: str = "") -> list[str]:
         figure, axes = plt.subplots(figsize=_SIZE, layout="constrained")
         plot(axes)
         if axes.lines:  # not if too little was measured for a line
-            figure.legend(fontsize="small", loc="outside lower center", ncols=2)
+            figure.legend(fontsize="x-small", loc="outside lower center", ncols=2)
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
             figure.savefig(folder / f"{name}.png", dpi=120)
             names.append(f"{name}.svg")
