@@ -98,7 +98,8 @@ def set_aside(database_folder: Path, kind: str, names: Iterable[str]) -> list[Pa
     aside = []
     for name in names:
         (database_folder / "torn").mkdir(exist_ok=True)
-        aside.append((database_folder / kind / name).rename(database_folder / "torn" / name))
+        with contextlib.suppress(FileNotFoundError):  # the owner before us collects garbage
+            aside.append((database_folder / kind / name).rename(database_folder / "torn" / name))
     return aside
 
 
