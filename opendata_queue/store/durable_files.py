@@ -196,9 +196,10 @@ class WalSync:
     they hold up to the number ``replayed_after`` is in SSTs, too, which are synced by others.
     """
 
-    __slots__ = ("descriptor", "folder", "next_number")
+    __slots__ = ("_closed", "_users", "descriptor", "folder", "next_number")
 
     def __init__(self, database_folder: Path, *, replayed_after: int = 0) -> None:
+        self._users, self._closed = 0, False
         self.folder = os.fspath(database_folder / "wal")
         present = sorted(self._numbers())
         for number in present[bisect_right(present, replayed_after) :]:
@@ -236,8 +237,21 @@ class WalSync:
     def _path(self, number: int) -> str:
         return f"{self.folder}/{number:020}.sst"
 
+    def hold(self) -> None:
+        """Keep the descriptor open for a job that uses it, however soon this is closed."""
+        self._users += 1
+
+    def let_go(self) -> None:
+        """That job is done."""
+        self._users -= 1
+        if self._closed and not self._users:
+            os.close(self.descriptor)
+
     def close(self) -> None:
-        os.close(self.descriptor)
+        """Close it as soon as no job uses it: its number may soon be that of another file."""
+        if not self._closed and not self._users:
+            os.close(self.descriptor)
+        self._closed = True
 
     def _numbers(self) -> Iterable[int]:
         return (int(Path(name).stem) for name in os.listdir(self.folder) if name.endswith(".sst"))

@@ -164,6 +164,8 @@ class NativeJobs:
         )
         if result != OK:
             self._refuse(mailbox, number, result, status)
+        if sync is not None:
+            sync.hold()
         if on_start is not None:
             on_start()
         await future
@@ -259,6 +261,7 @@ class NativeJobs:
         """What a job has returned; raises what has stopped it. Frees its buffers."""
         if sync is not None:
             sync.next_number = outcome.wal_next
+            sync.let_go()
         if outcome.result in (OK, GIVEN_UP):  # nobody asks for what was given up
             return self._rows(outcome.rows)
         if outcome.result == FENCED:

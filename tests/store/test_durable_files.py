@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,8 @@ import pytest
 
 from opendata_queue import CorruptStoreError, StoreSettings
 from opendata_queue.store import Database, Objects, Rows, durable_files
-from opendata_queue.store.durable_files import TreeSync
+from opendata_queue.store.batch_writer import Tier, active_tier
+from opendata_queue.store.durable_files import TreeSync, WalSync
 
 FOLDERS = ("compacted", "compactions", "manifest")
 
@@ -83,6 +85,45 @@ def test_a_file_that_appears_meanwhile_is_not_synced_before_what_it_names(
     sync.sync_new_files()
     names = [path.parent.name for path in synced if path.name == f"{2:020}"]
     assert names == list(FOLDERS)
+
+
+def test_a_descriptor_is_closed_when_the_last_job_that_uses_it_is_done(tmp_path: Path) -> None:
+    (tmp_path / "wal").mkdir()
+    sync = WalSync(tmp_path)
+    sync.hold()
+    sync.hold()
+
+    sync.close()
+    sync.let_go()
+    os.fstat(sync.descriptor)
+    sync.let_go()
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(sync.descriptor)
+    sync.close()  # once more does nothing
+
+
+@pytest.mark.skipif(active_tier() is not Tier.compiled, reason="only the C helper is told it")
+async def test_a_commit_under_way_keeps_its_descriptor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = await Database.open(Objects.open(f"file://{tmp_path}", StoreSettings()), "db")
+    sync = database._wal_sync
+    assert sync is not None
+    rows = Rows()
+    rows.put_many([(b"k%05d" % number, VALUE) for number in range(500)])
+    committing = asyncio.create_task(database.commit(rows))
+    while not sync._users:
+        await asyncio.sleep(0)
+
+    sync.close()
+    os.fstat(sync.descriptor)
+    await committing
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(sync.descriptor)
+    await database.close()
+    assert "after its caller had gone" not in caplog.text
 
 
 # --- WAL files that a power cut has torn ---------------------------------------------------------
