@@ -71,11 +71,12 @@ from opendata_queue.tailer import Tailer
 from opendata_queue.tasks import to_its_end
 from opendata_queue.views import (
     failed_message,
+    given_filter,
     history_of,
+    matching_queues,
     peeked,
-    satisfies,
+    satisfying,
     stored,
-    system_fields,
 )
 
 MAX_FAILED_AT_ONCE: Final = 10_000
@@ -337,7 +338,7 @@ class Engine(AsyncSystem):
         start: Start = "now",
     ) -> QueueInfo:
         check_name(name)
-        parsed = Filter.parse(filter)
+        parsed = await given_filter(filter)
         if options is None:
             options = QueueOptions()
         elif not isinstance(options, QueueOptions):
@@ -353,7 +354,7 @@ class Engine(AsyncSystem):
         check_name(name)
         return await self._create_queue(
             name,
-            Filter.parse(filter),
+            await given_filter(filter),
             QueueOptions(),
             FROM_THE_BEGINNING_MS,
             replayed=self._following.cursors_of_others,
@@ -408,8 +409,9 @@ class Engine(AsyncSystem):
     async def update_queue(
         self, name: str, *, filter: str | None = None, **options: Any
     ) -> QueueInfo:
-        parsed = None if filter is None else Filter.parse(filter)
-        if parsed is not None:
+        parsed = None
+        if filter is not None:
+            parsed = await given_filter(filter, unless=self._queues.queue(name).filter)
             self._queues.queue(name).options.with_changes(options)  # before what takes its time
             # Whatever was published before this call is for the filter that there was then.
             await self._all_is_routed()
@@ -487,8 +489,7 @@ class Engine(AsyncSystem):
         if about is None or about.message_id != message_id:
             return None
         await self._following.caught_up_with(message_id)
-        system = system_fields(about)
-        matching = [name for name, _ in self._queues.index.route(dict(about.headers), system)]
+        matching = await matching_queues(self._queues.index, about)
         deadline = retention_deadline(about.received_at, about.retention_seconds)
         # Where it is scheduled: later than its end it would never be delivered.
         visible_at = min(about.visible_at, deadline + 1) if deadline else about.visible_at
@@ -627,16 +628,18 @@ class Engine(AsyncSystem):
     ) -> list[FailedMessage]:
         check_integer("limit", limit, 1, MAX_AT_ONCE)
         check_integer("after_id", after_id, -1, MAX_MESSAGE_ID)
-        wanted = None if filter is None else Filter.parse(filter)
+        wanted = None if filter is None else await given_filter(filter)
         at_once = limit if wanted is None else FAILED_AT_ONCE
         found: list[FailedMessage] = []
         while len(found) < limit:
             failures = await self._queues.failures(name, after_id=after_id, limit=at_once)
             metadata = await self._messages.metadata(one for one, _ in failures)
-            for message_id, failure in failures:
-                about = metadata.get(message_id)
-                if wanted is None or satisfies(wanted, about):
-                    found.append(failed_message(message_id, failure, about))
+            chosen = set(await satisfying(wanted, (one for one, _ in failures), metadata))
+            found += [
+                failed_message(message_id, failure, metadata.get(message_id))
+                for message_id, failure in failures
+                if message_id in chosen
+            ]
             if len(failures) < at_once:
                 break
             after_id = failures[-1][0]
@@ -676,13 +679,12 @@ class Engine(AsyncSystem):
         check_integer("limit", limit, 1, MAX_FAILED_AT_ONCE)
         if message_ids:
             return await self._dead_letters.finish(name, message_ids, again=again)
-        wanted = None if filter is None else Filter.parse(filter)
+        wanted = None if filter is None else await given_filter(filter)
 
         async def chosen(ids: Sequence[int]) -> Sequence[int]:
             if wanted is None:
                 return ids
-            metadata = await self._messages.metadata(ids)
-            return [one for one in ids if satisfies(wanted, metadata.get(one))]
+            return await satisfying(wanted, ids, await self._messages.metadata(ids))
 
         return await self._dead_letters.finish_chosen(name, chosen, again=again, limit=limit)
 

@@ -10,7 +10,7 @@ from opendata_queue.filters.canonical import canonical_text
 from opendata_queue.filters.compiled import PriorityFunction, compile_priority, compile_truth
 from opendata_queue.filters.nodes import Rule, SystemField, SystemFields, field_of, walk
 from opendata_queue.filters.parser import parse_rules
-from opendata_queue.filters.validation import checked_text, validate
+from opendata_queue.filters.validation import check_cost, checked_text, validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,17 @@ class Filter:
     def parse(cls, text: str) -> Self:
         """The filter that ``text`` says; ``FilterError`` if it says none. Empty matches all."""
         return cls(parse_rules(text))
+
+    @classmethod
+    def given(cls, text: str) -> Self:
+        """The same for a text that a caller gives, which must not cost too much, either."""
+        filter = cls.parse(text)
+        filter.check_cost()
+        return filter
+
+    def check_cost(self) -> None:
+        """``FilterError`` if long headers would make this too slow for a new filter."""
+        check_cost(self.rules)
 
     @property
     def asks_for_system_fields(self) -> bool:

@@ -116,6 +116,20 @@ class FilterIndex(Generic[QueueId]):
                     matched[order] = (queue_id, priority)
         return [matched[order] for order in sorted(matched)]
 
+    def each(
+        self, headers: Mapping[str, str], sys: SystemFields
+    ) -> Iterator[tuple[QueueId, int | None]]:
+        """The same one by one, of the filters that are there now, with none for no match.
+
+        For a caller that lets others run meanwhile, who may add and remove filters.
+        """
+        found: dict[int, tuple[QueueId, PriorityFunction]] = {}
+        for bucket in self._buckets_of(headers):
+            found |= bucket
+        for order in sorted(found):
+            queue_id, priority_if_match = found[order]
+            yield queue_id, priority_if_match(headers, sys)
+
     def candidates(self, headers: Mapping[str, str]) -> list[QueueId]:
         """The queues whose filters ``route`` evaluates for a message, in the order added."""
         found: dict[int, QueueId] = {}
