@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
 import obstore
@@ -17,6 +15,13 @@ from obstore.store import LocalStore, MemoryStore, S3Store
 from opendata_queue.errors import StoreUnavailableError
 from opendata_queue.store.durable_files import make_folder, sync_file, sync_folders
 from opendata_queue.store.figures import Figure
+from opendata_queue.store.local_files import (
+    delete_file,
+    delete_under,
+    files_in,
+    files_under,
+    put_file,
+)
 from opendata_queue.store.location import JOURNAL_SUFFIX, Location, StoreKind
 from opendata_queue.store.s3_access import S3Access
 from opendata_queue.store.settings import StoreSettings
@@ -118,6 +123,9 @@ class Objects:
         """The names of the objects right in ``folder``, in their order; for small folders."""
         with translated(f"list {self.location.url_of(folder)}"):
             self.requests += 1
+            if self.location.kind is StoreKind.FILE:
+                listed = await asyncio.to_thread(list, files_in(self.location.folder / folder))
+                return sorted(name for name, _ in listed)
             prefix = self.location.join(folder)
             found = await _answer(obstore.list_with_delimiter_async(self._store, prefix))
             return sorted(one["path"].rpartition("/")[2] for one in found["objects"])
@@ -131,6 +139,11 @@ class Objects:
 
     async def list_from(self, folder: str, after: str, limit: int) -> list[tuple[str, int]]:
         """The next objects right in ``folder`` after a name, in their order, and their sizes."""
+        if self.location.kind is StoreKind.FILE:
+            with translated(f"list {self.location.url_of(folder)}"):
+                self.requests += 1
+                listed = await asyncio.to_thread(list, files_in(self.location.folder / folder))
+                return sorted(one for one in listed if one[0] > after)[:limit]
         prefix = self.location.join(folder)
         offset = f"{prefix}/{after}" if after else None
         found: list[tuple[str, int]] = []
@@ -140,7 +153,6 @@ class Objects:
                 self.requests += 1
                 listed = [(one["path"].removeprefix(f"{prefix}/"), one["size"]) for one in chunk]
                 found += [one for one in listed if "/" not in one[0]]
-                # Folders of files come in any order, and have to be read to the end.
                 if self.location.kind is StoreKind.S3 and len(found) >= limit:
                     break
         return sorted(found)[:limit]
@@ -152,6 +164,10 @@ class Objects:
         """
         size_bytes = 0
         with translated(f"list {self.location.url_of(folder)}"):
+            if self.location.kind is StoreKind.FILE:
+                self.requests += 1
+                files = await asyncio.to_thread(list, files_under(self.location.folder / folder))
+                return sum(size for name, size in files if not name.endswith(JOURNAL_SUFFIX))
             listing = obstore.list(self._store, self.location.join(folder) or None)
             async for chunk in _chunks(listing):
                 self.requests += 1
@@ -175,24 +191,29 @@ class Objects:
     async def delete_under(self, folder: str) -> int:
         """Delete all objects under ``folder``, many with one request where the store can.
 
-        Returns how many bytes they had. Of files the empty folders go, too.
+        Returns how many bytes they had. Of files the empty folders go, too, and links, but nothing
+        that these lead to.
         """
         prefix = self.location.join(folder)
         size_bytes = 0
         with translated(f"delete {self.location.url_of(folder)}"):
+            if self.location.kind is StoreKind.FILE:
+                self.requests += 1
+                return await asyncio.to_thread(delete_under, self.location.folder, folder)
             async for chunk in _chunks(obstore.list(self._store, prefix)):
                 self.requests += 2
                 paths = [one["path"] for one in chunk]
                 await _answer(obstore.delete_async(self._store, paths))
                 size_bytes += sum(one["size"] for one in chunk)
-            if folder and self.location.kind is StoreKind.FILE:
-                await asyncio.to_thread(_remove_empty_folders, self.location.folder / folder)
         return size_bytes
 
     async def delete(self, path: str) -> None:
         """Delete the object ``path``; nothing happens if there is none."""
         with translated(f"delete {self.location.url_of(path)}"):
             self.requests += 1
+            if self.location.kind is StoreKind.FILE:
+                await asyncio.to_thread(delete_file, self.location.folder, path)
+                return
             try:
                 await _answer(obstore.delete_async(self._store, self.location.join(path)))
             except FileNotFoundError as error:
@@ -211,6 +232,9 @@ class Objects:
     async def _put(self, path: str, data: bytes, *, mode: Any) -> bool:
         with translated(f"write {self.location.url_of(path)}"):
             self.requests += 1
+            if self.location.kind is StoreKind.FILE:
+                put = partial(put_file, create=mode == "create")
+                return await _answer(asyncio.to_thread(put, self.location.folder, path, data))
             try:
                 path = self.location.join(path)
                 in_parts = len(data) > _LARGEST_SINGLE_PUT_BYTES
@@ -232,16 +256,6 @@ class Objects:
         with translated(f"sync {self.location.url_of(path)}"):
             await asyncio.to_thread(sync_file, root / path)
             await asyncio.to_thread(sync_folders, (root / path).parent, up_to=root)
-
-
-def _remove_empty_folders(top: Path) -> None:
-    """Remove a folder and those in it, the deepest first, as far as they are empty.
-
-    ``rmdir`` refuses any other, so whatever somebody writes meanwhile stays. No link is followed.
-    """
-    for folder, _, _ in os.walk(top, topdown=False):
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
 
 
 async def _answer(request: Awaitable[_T]) -> _T:
@@ -276,7 +290,7 @@ async def _chunks(listing: Any) -> AsyncIterator[Any]:
 def _file_clients(
     location: Location, settings: StoreSettings
 ) -> tuple[LocalStore, slatedb.ObjectStore]:
-    make_folder(location.folder, sync=settings.fsync)
+    make_folder(location.folder, sync=settings.fsync, mode=0o700)
     # Rooted at the folder: object_store escapes paths, but not its root, so any name will do.
     builder = slatedb.ObjectStoreBuilder.from_env(slatedb.ObjectStoreType.LOCAL)
     builder.with_config("local_path", str(location.folder))
