@@ -14,6 +14,7 @@ from opendata_queue.cli.conditional_writes import conditional_writes_work
 from opendata_queue.cli.counter_checks import check_counters
 from opendata_queue.cli.findings import Finding, Level, fail, ok, warn
 from opendata_queue.cli.live_rows import QUEUES, LiveRoot, messages_path
+from opendata_queue.cli.permission_checks import check_permissions
 from opendata_queue.clock import Clock
 from opendata_queue.errors import OdqError, StoreAccessError, StoreUnavailableError
 from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles
@@ -45,6 +46,8 @@ async def check_root(url: str, clock: Clock, *, read_only: bool) -> AsyncIterato
     yield finding
     if finding.level is Level.FAIL:
         return
+    if location.kind is StoreKind.FILE:
+        yield check_permissions(location)
     if not read_only:
         finding = await _check_writes(objects)
         yield finding

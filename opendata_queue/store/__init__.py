@@ -7,6 +7,7 @@ from opendata_queue.store.database import BlockCache, Database, DatabaseReader, 
 from opendata_queue.store.figures import Distribution, Figure
 from opendata_queue.store.journal import has_journal
 from opendata_queue.store.last_calls import wait_for_last_calls
+from opendata_queue.store.local_files import readable_by
 from opendata_queue.store.location import Location, StoreKind
 from opendata_queue.store.objects import Objects, forget_memory_root
 from opendata_queue.store.packed_rows import AnyRows, PackedRows
@@ -39,5 +40,6 @@ __all__ = [
     "active_tier",
     "forget_memory_root",
     "has_journal",
+    "readable_by",
     "wait_for_last_calls",
 ]
