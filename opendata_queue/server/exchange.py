@@ -18,6 +18,7 @@ from opendata_queue.clock import Clock
 from opendata_queue.errors import ClosedError, FencedError, OdqError, StoreUnavailableError
 from opendata_queue.server.access import Caller, everybody
 from opendata_queue.server.auth import Gate
+from opendata_queue.server.bad_requests import BadRequests
 from opendata_queue.server.limits import Disconnected, RateLimits, read_body
 from opendata_queue.server.logs import ACCESS_LOGGER
 from opendata_queue.server.metrics import Metrics
@@ -44,6 +45,7 @@ class Broker:
         self.system = system
         self.settings = settings
         self.clock = clock
+        self.bad_requests = BadRequests(clock)
         self.gate = Gate(settings, clock)
         self.pages = PageCheck(settings)
         self.rates = RateLimits(settings, clock)
