@@ -19,6 +19,7 @@ from odq_encodings import (
 )
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.errors import CorruptStoreError, OdqError
+from opendata_queue.features import refuse_unknown_features
 from opendata_queue.metadata_log import MetadataLog
 from opendata_queue.payloads import is_user_uri
 from opendata_queue.shard_files import is_bulk
@@ -61,6 +62,7 @@ async def message_batches(
     its time by then, and left out. So are messages that go while they are read.
     """
     clock = clock or SystemClock()
+    await refuse_unknown_features(objects)
     for one in ranges:
         try:
             async for batch in _batches_of(objects, one, batches, now_ms, clock):

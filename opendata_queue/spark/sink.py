@@ -27,6 +27,7 @@ from opendata_queue.bulk import BulkResult, BulkShard
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.commit_files import Commit, CommitFiles, CommittedShard
 from opendata_queue.errors import InvalidInputError, StoreUnavailableError
+from opendata_queue.features import refuse_unknown_features
 from opendata_queue.recent import CheckedMessage
 from opendata_queue.shard_files import COMMITTED_WITHIN_MS, ShardFiles, earliest_bulk_shard
 from opendata_queue.spark.columns import BadRow, Batch, Layout, checked_messages, plain_messages
@@ -75,6 +76,7 @@ class SinkTask:
 
     async def run(self, batches: Iterator[Batch], job: str, partition: int) -> TaskReport:
         objects = Objects.open(self.options.root, StoreSettings())
+        await refuse_unknown_features(objects)
         report = TaskReport(job=job, partition=partition, rejected=RejectedFiles())
         if self.repeated or await CommitFiles(objects).read(job) is not None:
             for _ in batches:
