@@ -16,7 +16,10 @@ from opendata_queue.store import Objects
 PROVABLE_COMMITS: Final = "provable-commits"
 """What is acknowledged can be proven from the files of a database (RFC 0013)."""
 
-_SINCE: Final = {PROVABLE_COMMITS: "0.2.0"}
+CHECKED_BLOBS: Final = "checked-blobs"
+"""References to blobs say their size and checksum (RFC 0004)."""
+
+_SINCE: Final = {PROVABLE_COMMITS: "0.2.0", CHECKED_BLOBS: "0.2.0"}
 KNOWN_FEATURES: Final = frozenset(_SINCE)
 """Of this release, which writes all of them into a new root."""
 
@@ -57,10 +60,15 @@ async def check_features(objects: Objects, features: Iterable[str]) -> None:
         )
 
 
-async def refuse_unknown_features(objects: Objects) -> None:
-    """For a process that goes on where another has opened the root, like a task of Spark: it may
-    be of another release."""
-    await check_features(objects, await named_features(objects))
+async def checked_features(objects: Objects) -> frozenset[str]:
+    """The features of a root, all of which this release knows.
+
+    For a process that goes on where another has opened the root, like a task of Spark: it may be
+    of another release.
+    """
+    features = await named_features(objects)
+    await check_features(objects, features)
+    return features
 
 
 async def create_features(objects: Objects, features: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from odq_encodings import MessageMetadata
 from opendata_queue.beside import Beside
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.errors import FencedError
-from opendata_queue.features import PROVABLE_COMMITS
+from opendata_queue.features import CHECKED_BLOBS, PROVABLE_COMMITS
 from opendata_queue.interface import (
     AsyncSystem,
     BrowsedState,
@@ -89,7 +89,12 @@ class Ingest(AsyncSystem):
         try:
             descriptor = await require_features(objects, descriptor, _NEEDED)
             shard = await MessageShard.open(
-                objects, number, clock=clock, options=options or PublishOptions()
+                objects,
+                number,
+                clock=clock,
+                options=options or PublishOptions(),
+                # Not in a root of 0.1, whose owner may be of that release still.
+                checked_blobs=CHECKED_BLOBS in descriptor.features,
             )
         except BaseException:
             await ownership.release()

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from opendata_queue.clock import SystemClock
-from opendata_queue.features import refuse_unknown_features
+from opendata_queue.features import checked_features
 from opendata_queue.shard import MAX_MESSAGE_ID
 from opendata_queue.spark.arrow_rows import Batches, in_steps
 from opendata_queue.spark.columns import Batch
@@ -147,7 +147,7 @@ class QueueTableReader(DataSourceReader):
         batches = Batches(self._schema)
         gathered = []
         objects = open_objects(self._root)
-        await refuse_unknown_features(objects)
+        await checked_features(objects)
         async with moment_of(objects, QUEUE_STORE) as reader:
             if reader is None:  # nobody has served this root yet
                 return

@@ -13,7 +13,7 @@ import pytest
 import opendata_queue as odq
 from odq_compactor import compact_root, free_space_beside, plan_root
 from opendata_queue import Engine, FormatVersionError, Ingest, OwnedError, StoreSettings
-from opendata_queue.features import KNOWN_FEATURES, PROVABLE_COMMITS, feature_content
+from opendata_queue.features import CHECKED_BLOBS, KNOWN_FEATURES, PROVABLE_COMMITS, feature_content
 from opendata_queue.store import Objects
 from opendata_queue.system import open_root, read_root
 from opendata_queue.testing import ManualClock
@@ -56,6 +56,9 @@ OPENERS: dict[str, Callable[[str], Awaitable[object]]] = {
 def test_a_feature_is_named_by_a_file_as_in_the_rfc() -> None:
     assert feature_content(PROVABLE_COMMITS) == (
         b'{"feature":"provable-commits","since":"0.2.0","check":"02e02b82"}'
+    )
+    assert feature_content(CHECKED_BLOBS) == (
+        b'{"feature":"checked-blobs","since":"0.2.0","check":"a3409684"}'
     )
 
 
