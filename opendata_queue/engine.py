@@ -30,6 +30,7 @@ from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.committer import CommitLimits
 from opendata_queue.dead_letters import FAILED_AT_ONCE, DeadLetters
 from opendata_queue.errors import CorruptStoreError, FencedError, InvalidInputError
+from opendata_queue.features import KNOWN_FEATURES
 from opendata_queue.filters import Filter
 from opendata_queue.following import Following
 from opendata_queue.interface import (
@@ -66,7 +67,7 @@ from opendata_queue.shard_files import OWNERS_SHARD
 from opendata_queue.shard_readers import ShardReaders
 from opendata_queue.store import Database, Figure, Objects, StoreSettings
 from opendata_queue.stored_queue import StoredQueue
-from opendata_queue.system import SystemDescriptor, open_root
+from opendata_queue.system import SystemDescriptor, open_root, require_features
 from opendata_queue.tailer import Tailer
 from opendata_queue.tasks import to_its_end
 from opendata_queue.views import (
@@ -212,6 +213,12 @@ class Engine(AsyncSystem):
             name=name,
             lease_ms=owner_lease_ms,
         )
+        try:
+            # Now that it is ours: an open that is refused must not lock older releases out.
+            descriptor = await require_features(objects, descriptor, KNOWN_FEATURES)
+        except BaseException:
+            await ownership.release()
+            raise
         # Beside the messages: on S3 each of them takes some twenty requests, one after the other.
         opening_queues = asyncio.create_task(open_queues(objects), name="open the queues")
         try:

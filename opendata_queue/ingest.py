@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Final, NoReturn, Self
 
 from odq_encodings import MessageMetadata
 from opendata_queue.beside import Beside
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.errors import FencedError
+from opendata_queue.features import CHECKED_BLOBS, PROVABLE_COMMITS
 from opendata_queue.interface import (
     AsyncSystem,
     BrowsedState,
@@ -28,8 +29,10 @@ from opendata_queue.queue_options import QueueOptions
 from opendata_queue.roles import queues_are_elsewhere, take_live_shard
 from opendata_queue.shard import MessageShard, PublishOptions
 from opendata_queue.store import Figure, Objects, StoreSettings
-from opendata_queue.system import SystemDescriptor, open_root
+from opendata_queue.system import SystemDescriptor, open_root, require_features
 from opendata_queue.views import stored
+
+_NEEDED: Final = frozenset({PROVABLE_COMMITS})
 
 
 class Ingest(AsyncSystem):
@@ -84,8 +87,14 @@ class Ingest(AsyncSystem):
             objects, clock, address=address, name=name, lease_ms=owner_lease_ms
         )
         try:
+            descriptor = await require_features(objects, descriptor, _NEEDED)
             shard = await MessageShard.open(
-                objects, number, clock=clock, options=options or PublishOptions()
+                objects,
+                number,
+                clock=clock,
+                options=options or PublishOptions(),
+                # Not in a root of 0.1, whose owner may be of that release still.
+                checked_blobs=CHECKED_BLOBS in descriptor.features,
             )
         except BaseException:
             await ownership.release()

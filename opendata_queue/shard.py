@@ -93,6 +93,7 @@ class MessageShard:
         shard: int,
         clock: Clock,
         options: PublishOptions,
+        checked_blobs: bool = True,
     ) -> None:
         self._database = database
         self.objects = objects
@@ -106,7 +107,7 @@ class MessageShard:
         # The engine's clock and SlateDB's may disagree; rows must not go before the engine says so.
         self._ttl_grace_ms = objects.settings.ttl_grace_ms
         self._keys = IdempotencyKeys(database, clock)
-        self._stored = StoredMessages(database, objects, shard, clock)
+        self._stored = StoredMessages(database, objects, shard, clock, checked_blobs=checked_blobs)
         self.payloads = self._stored.payloads
         self.recent = RecentMessages(options.recent_bytes)
         self.ahead = ReadAhead(self._read_without_blobs, options.ahead_bytes)
@@ -124,8 +125,11 @@ class MessageShard:
         clock: Clock,
         options: PublishOptions,
         journaled: bool = False,
+        checked_blobs: bool = True,
     ) -> MessageShard:
         """Become the writer of ``shard``; whoever was it before is fenced.
+
+        ``checked_blobs`` is for a root whose readers all know that feature (RFC 0004).
 
         One that other processes follow must not be ``journaled``: they would see less than was
         acknowledged.
@@ -136,7 +140,15 @@ class MessageShard:
         except BaseException:
             await database.close()
             raise
-        return cls(database, objects, sequences, shard=shard, clock=clock, options=options)
+        return cls(
+            database,
+            objects,
+            sequences,
+            shard=shard,
+            clock=clock,
+            options=options,
+            checked_blobs=checked_blobs,
+        )
 
     @property
     def next_id(self) -> int:

@@ -7,8 +7,9 @@ import re
 import secrets
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from opendata_queue.control_files import parsed, sealed_model
 from opendata_queue.errors import CorruptStoreError, StoreUnavailableError
 from opendata_queue.store import Objects
 
@@ -91,12 +92,11 @@ class ShardFiles:
         data = await self._objects.read(path)
         if data is None:
             return None
-        try:
-            return Reservation.model_validate_json(data)
-        except ValidationError as error:
-            raise CorruptStoreError(
-                f"{self._objects.location.url_of(path)} reserves no shard: {error.errors()[0]}"
-            ) from error
+        name = self._objects.location.url_of(path)
+        reservation = parsed(Reservation, data, name, "reserves no shard")
+        if reservation.shard != shard:
+            raise CorruptStoreError(f"{name} reserves another shard, {reservation.shard}")
+        return reservation
 
     async def reserve_live(self, *, now_ms: int) -> Reservation:
         """Reserve the lowest live number that is free."""
@@ -141,7 +141,7 @@ class ShardFiles:
         reservation = Reservation(
             shard=number, kind=kind, holder=secrets.token_hex(16), reserved_at=now_ms, job=job
         )
-        data = reservation.model_dump_json(exclude_none=True).encode()
+        data = sealed_model(reservation, exclude_none=True)
         return reservation if await self._objects.create(_path(number), data) else None
 
 

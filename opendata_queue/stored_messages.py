@@ -15,9 +15,17 @@ from opendata_queue.store import DatabaseReads, Objects
 class StoredMessages:
     """The log and the payloads of one shard."""
 
-    def __init__(self, database: DatabaseReads, objects: Objects, shard: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: DatabaseReads,
+        objects: Objects,
+        shard: int,
+        clock: Clock,
+        *,
+        checked_blobs: bool = True,
+    ) -> None:
         self.log = MetadataLog(database)
-        self.payloads = PayloadStore(database, objects, shard, clock)
+        self.payloads = PayloadStore(database, objects, shard, clock, checked=checked_blobs)
 
     async def read(self, message_ids: list[int], *, blobs: bool = True) -> dict[int, MessageFields]:
         """Those of the messages that are there, expired or not.

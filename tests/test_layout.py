@@ -32,6 +32,8 @@ LAYERS: list[set[str]] = [
     {
         "opendata_queue.beside",
         "opendata_queue.committer",
+        "opendata_queue.control_files",
+        "opendata_queue.features",
         "opendata_queue.messages",
         "opendata_queue.system",
     },

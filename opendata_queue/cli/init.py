@@ -13,7 +13,6 @@ from opendata_queue.cli.common import (
     objects_at,
     print_fields,
     print_json,
-    read_descriptor,
     root_location,
     run,
     url_of,
@@ -22,7 +21,7 @@ from opendata_queue.cli.conditional_writes import conditional_writes_work
 from opendata_queue.clock import SystemClock
 from opendata_queue.errors import InvalidInputError, StoreAccessError
 from opendata_queue.store import StoreKind
-from opendata_queue.system import SystemDescriptor, open_root
+from opendata_queue.system import DESCRIPTOR_PATH, SystemDescriptor, open_root
 
 
 def init(
@@ -81,8 +80,8 @@ def init(
 
 async def _make(root: str) -> tuple[SystemDescriptor, bool]:
     """The descriptor of the root, and whether it was not there before."""
-    there = await read_descriptor(root) is not None
     objects = objects_at(root)
+    there = await objects.read(DESCRIPTOR_PATH) is not None
     if not await conditional_writes_work(objects):
         raise StoreAccessError(
             f"{root} can't be used: its store creates an object that is there already over again, "

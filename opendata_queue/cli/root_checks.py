@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Final
 
-from pydantic import ValidationError
-
 from odq_encodings import ClockKey, ClockMark
 from opendata_queue.cli.common import duration_text, plural, root_location, time_text
 from opendata_queue.cli.conditional_writes import conditional_writes_work
@@ -16,10 +14,17 @@ from opendata_queue.cli.findings import Finding, Level, fail, ok, warn
 from opendata_queue.cli.live_rows import QUEUES, LiveRoot, messages_path
 from opendata_queue.cli.permission_checks import check_permissions
 from opendata_queue.clock import Clock
-from opendata_queue.errors import OdqError, StoreAccessError, StoreUnavailableError
+from opendata_queue.errors import (
+    CorruptStoreError,
+    FormatVersionError,
+    OdqError,
+    StoreAccessError,
+    StoreUnavailableError,
+)
+from opendata_queue.features import check_features, named_features
 from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles
 from opendata_queue.store import Location, Objects, S3Access, StoreKind, StoreSettings
-from opendata_queue.system import FORMAT_VERSION, SystemDescriptor
+from opendata_queue.system import DESCRIPTOR_PATH, described
 
 _SETTINGS: Final = StoreSettings(request_timeout_ms=5_000, outage_timeout_ms=10_000)
 _SKEW_MS: Final = 1_000
@@ -42,17 +47,16 @@ async def check_root(url: str, clock: Clock, *, read_only: bool) -> AsyncIterato
     yield finding
     if objects is None:
         return
-    finding = await _check_descriptor(objects)
-    yield finding
-    if finding.level is Level.FAIL:
-        return
-    if location.kind is StoreKind.FILE:
-        yield check_permissions(location)
+    checks = [_check_descriptor, _check_features]
     if not read_only:
-        finding = await _check_writes(objects)
+        checks.insert(1, _check_writes)
+    for check in checks:
+        finding = await check(objects)
         yield finding
         if finding.level is Level.FAIL:
             return
+    if location.kind is StoreKind.FILE:
+        yield check_permissions(location)
     try:
         yield await _check_owner(objects, clock)
     except OdqError as error:
@@ -80,7 +84,7 @@ async def _reach(location: Location, url: str) -> tuple[Objects | None, Finding]
         return None, fail("reachable", f"there is no folder {location.folder}", advice)
     try:
         objects = Objects.open(url, _SETTINGS)
-        await objects.read("system.json")
+        await objects.read(DESCRIPTOR_PATH)
     except StoreAccessError as error:
         advice = (
             "`odq init --create-bucket` makes a bucket"
@@ -95,23 +99,32 @@ async def _reach(location: Location, url: str) -> tuple[Objects | None, Finding]
 
 
 async def _check_descriptor(objects: Objects) -> Finding:
-    data = await objects.read("system.json")
-    if data is None:
+    content = await objects.read(DESCRIPTOR_PATH)
+    if content is None:
         advice = f"make one with `odq init {objects.location}`, or fix the URL"
         return fail("system.json", "there is no root here", advice)
     try:
-        descriptor = SystemDescriptor.model_validate_json(data)
-    except ValidationError as error:
-        what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        descriptor = described(content, objects.location.url_of(DESCRIPTOR_PATH))
+    except CorruptStoreError as error:
         advice = "restore it from a copy: without its secret no receipt is valid"
-        return fail("system.json", f"it does not describe a root: {what}", advice)
-    version = descriptor.format_version
-    if version > FORMAT_VERSION:
-        found = f"format version {version}, and this release knows up to {FORMAT_VERSION}"
-        return fail("system.json", found, "upgrade opendata-queue")
+        return fail("system.json", str(error), advice)
+    except FormatVersionError as error:
+        return fail("system.json", str(error), "upgrade opendata-queue")
     made = time_text(descriptor.created_at)
+    version = descriptor.format_version
     found = f"instance {descriptor.instance_id}, made {made}, format version {version}"
     return ok("system.json", found)
+
+
+async def _check_features(objects: Objects) -> Finding:
+    try:
+        features = await named_features(objects)
+        await check_features(objects, features)
+    except FormatVersionError as error:
+        return fail("features", str(error), "upgrade opendata-queue")
+    if not features:
+        return ok("features", "none: the first open for writing by this release brings them in")
+    return ok("features", ", ".join(sorted(features)))
 
 
 async def _check_writes(objects: Objects) -> Finding:

@@ -3,6 +3,7 @@
 from opendata_queue.store.batch_reader import Row
 from opendata_queue.store.batch_writer import Tier, active_tier
 from opendata_queue.store.bulk_database import BulkDatabase
+from opendata_queue.store.check import check_database, repair_database
 from opendata_queue.store.database import BlockCache, Database, DatabaseReader, DatabaseReads
 from opendata_queue.store.figures import Distribution, Figure
 from opendata_queue.store.journal import has_journal
@@ -11,6 +12,7 @@ from opendata_queue.store.local_files import readable_by
 from opendata_queue.store.location import Location, StoreKind
 from opendata_queue.store.objects import Objects, forget_memory_root
 from opendata_queue.store.packed_rows import AnyRows, PackedRows
+from opendata_queue.store.problems import Problem
 from opendata_queue.store.rows import Rows
 from opendata_queue.store.s3_access import S3Access
 from opendata_queue.store.settings import StoreSettings
@@ -30,6 +32,7 @@ __all__ = [
     "Location",
     "Objects",
     "PackedRows",
+    "Problem",
     "Row",
     "Rows",
     "S3Access",
@@ -38,8 +41,10 @@ __all__ = [
     "Tier",
     "Upkeep",
     "active_tier",
+    "check_database",
     "forget_memory_root",
     "has_journal",
     "readable_by",
+    "repair_database",
     "wait_for_last_calls",
 ]

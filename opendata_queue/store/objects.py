@@ -13,7 +13,12 @@ import slatedb.uniffi as slatedb
 from obstore.store import LocalStore, MemoryStore, S3Store
 
 from opendata_queue.errors import StoreUnavailableError
-from opendata_queue.store.durable_files import make_folder, sync_file, sync_folders
+from opendata_queue.store.durable_files import (
+    make_folder,
+    replace_file,
+    sync_file,
+    sync_folders,
+)
 from opendata_queue.store.figures import Figure
 from opendata_queue.store.local_files import (
     delete_file,
@@ -104,6 +109,20 @@ class Objects:
         if sync:
             await self._sync(path)
 
+    async def replace(self, path: str, data: bytes) -> None:
+        """Write the object ``path`` so that a reader, and a power cut, find the old or the new.
+
+        A file that is written over may be empty after a power cut, if its bytes were not synced
+        before its name was.
+        """
+        if self.location.kind is not StoreKind.FILE:
+            await self.write(path, data)
+            return
+        with translated(f"write {self.location.url_of(path)}"):
+            self.requests += 1
+            file = self.location.folder / path
+            await asyncio.to_thread(replace_file, file, data, sync=self.settings.fsync)
+
     async def read(self, path: str) -> bytes | None:
         """The bytes of ``path``; none if there is no such object."""
         with translated(f"read {self.location.url_of(path)}"):
@@ -127,7 +146,9 @@ class Objects:
                 listed = await asyncio.to_thread(list, files_in(self.location.folder / folder))
                 return sorted(name for name, _ in listed)
             prefix = self.location.join(folder)
-            found = await _answer(obstore.list_with_delimiter_async(self._store, prefix))
+            store = self._first or self._store
+            found = await _answer(obstore.list_with_delimiter_async(store, prefix))
+            self._first = None
             return sorted(one["path"].rpartition("/")[2] for one in found["objects"])
 
     async def names_after(self, folder: str, after: str, limit: int) -> list[str]:

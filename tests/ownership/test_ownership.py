@@ -141,6 +141,7 @@ async def test_the_files_are_what_the_rfc_says(
     await system.close()
     released = json.loads(await objects.read(f"{EPOCH_1}.released.json") or b"")
 
+    assert [len(one.pop("check")) for one in (owner, alive, released)] == [8, 8, 8]
     holder = owner.pop("holder")
     assert len(bytes.fromhex(holder)) == 16
     assert owner.pop("host")
