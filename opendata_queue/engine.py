@@ -210,6 +210,7 @@ class Engine(AsyncSystem):
             address=address,
             name=name,
             lease_ms=owner_lease_ms,
+            opening=True,
         )
         # Beside the messages: on S3 each of them takes some twenty requests, one after the other.
         opening_queues = asyncio.create_task(open_queues(objects), name="open the queues")
@@ -244,6 +245,7 @@ class Engine(AsyncSystem):
         try:
             # Who was taken over while it opened has fenced its successor, and must give way.
             await ownership.check()
+            await ownership.opened()
         except BaseException:
             await opened.close()
             raise

@@ -47,6 +47,8 @@ class Owner(BaseModel):
     address: str | None
     lease_ms: Annotated[int, Field(ge=MIN_LEASE_MS, le=MAX_LEASE_MS)]
     taken_at: int
+    opening: bool = False
+    """It opens databases now, and its first heartbeat that does not say so says that it is done."""
 
     @property
     def process(self) -> ProcessIdentity:
@@ -65,6 +67,7 @@ class Heartbeat(BaseModel):
     holder: str
     count: int
     at: int
+    opening: bool = False
 
 
 class Release(BaseModel):
@@ -93,6 +96,13 @@ class Tenure:
     def count(self) -> int:
         """How many heartbeats there were."""
         return 0 if self.heartbeat is None else self.heartbeat.count
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether its owner has not come to serve yet, by what it last said."""
+        if self.released or self.owner is None or not self.owner.opening:
+            return False
+        return self.heartbeat is None or self.heartbeat.opening
 
     @property
     def last_sign_at(self) -> int | None:
@@ -216,7 +226,7 @@ async def find_broker(url: str, *, settings: StoreSettings | None = None) -> str
 
 
 def _bytes(model: BaseModel) -> bytes:
-    return model.model_dump_json().encode()
+    return model.model_dump_json(exclude_defaults=True).encode()
 
 
 def _parsed(model: type[M], data: bytes | None) -> M | None:
