@@ -28,8 +28,11 @@ def sealed(content: bytes) -> bytes:
     return b'%s,"check":"%08x"}' % (body, zlib.crc32(body))
 
 
-def sealed_model(model: BaseModel, *, exclude_none: bool = False) -> bytes:
-    return sealed(model.model_dump_json(exclude_none=exclude_none).encode())
+def sealed_model(
+    model: BaseModel, *, exclude_none: bool = False, exclude_defaults: bool = False
+) -> bytes:
+    content = model.model_dump_json(exclude_none=exclude_none, exclude_defaults=exclude_defaults)
+    return sealed(content.encode())
 
 
 def is_sealed(content: bytes) -> bool:

@@ -212,6 +212,7 @@ class Engine(AsyncSystem):
             address=address,
             name=name,
             lease_ms=owner_lease_ms,
+            opening=True,
         )
         try:
             # Now that it is ours: an open that is refused must not lock older releases out.
@@ -252,6 +253,7 @@ class Engine(AsyncSystem):
         try:
             # Who was taken over while it opened has fenced its successor, and must give way.
             await ownership.check()
+            await ownership.opened()
         except BaseException:
             await opened.close()
             raise

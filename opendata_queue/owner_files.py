@@ -51,6 +51,8 @@ class Owner(BaseModel):
     address: str | None
     lease_ms: Annotated[int, Field(ge=MIN_LEASE_MS, le=MAX_LEASE_MS)]
     taken_at: int
+    opening: bool = False
+    """It opens databases now, and its first heartbeat that does not say so says that it is done."""
 
     @property
     def process(self) -> ProcessIdentity:
@@ -69,6 +71,7 @@ class Heartbeat(BaseModel):
     holder: str
     count: int
     at: int
+    opening: bool = False
 
 
 class Release(BaseModel):
@@ -97,6 +100,13 @@ class Tenure:
     def count(self) -> int:
         """How many heartbeats there were."""
         return 0 if self.heartbeat is None else self.heartbeat.count
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether its owner has not come to serve yet, by what it last said."""
+        if self.released or self.owner is None or not self.owner.opening:
+            return False
+        return self.heartbeat is None or self.heartbeat.opening
 
     @property
     def last_sign_at(self) -> int | None:
@@ -166,11 +176,15 @@ class OwnerFiles:
 
     async def create(self, epoch: int, owner: Owner) -> bool:
         """Try to create an epoch; it is won if it is the newest then."""
-        return await self._objects.create(self._path(epoch, _OWNER), sealed_model(owner))
+        return await self._objects.create(
+            self._path(epoch, _OWNER), sealed_model(owner, exclude_defaults=True)
+        )
 
     async def beat(self, epoch: int, heartbeat: Heartbeat) -> None:
         # Who is alive after a loss of power beats again: no need to make it last.
-        await self._objects.write(self._path(epoch, _ALIVE), sealed_model(heartbeat), sync=False)
+        await self._objects.write(
+            self._path(epoch, _ALIVE), sealed_model(heartbeat, exclude_defaults=True), sync=False
+        )
 
     async def release(self, epoch: int, release: Release) -> None:
         await self._objects.create(self._path(epoch, _RELEASED), sealed_model(release))

@@ -40,7 +40,7 @@ from opendata_queue.store.objects import Objects
 from opendata_queue.store.recorder import new_recorder
 from opendata_queue.store.rows import Rows
 from opendata_queue.store.settings import StoreSettings
-from opendata_queue.store.translation import NO_DATABASE, translated
+from opendata_queue.store.translation import NO_DATABASE, LostRaceError, translated
 from opendata_queue.store.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ SCAN_ROWS: Final = 1_000
 
 _REQUESTS: Final = "slatedb.object_store.request_count"
 _READS_AT_ONCE: Final = 32
+_TRIES_TO_MAKE: Final = 4
 _NEVER_MS: Final = 24 * 3_600_000
 _INSTANT_KEPT_MS: Final = 10 * 60_000
 _PROBE_BYTES: Final = 64 * 1024
@@ -294,13 +295,22 @@ class Database(DatabaseReads):
         crowded = on_s3 and await in_time(
             Upkeep(objects, path).is_crowded(), settings.outage_timeout_ms, f"open {name}"
         )
-        builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
-        builder.with_settings(settings.for_slatedb(on_s3=on_s3, crowded=crowded))
-        builder.with_db_cache(settings.block_cache(), 0)
-        metrics = new_recorder()
-        builder.with_metrics_recorder(metrics)
-        with translated(f"open {name}"):
-            handle = await in_time(builder.build(), settings.outage_timeout_ms, f"open {name}")
+        tries = _TRIES_TO_MAKE
+        while True:
+            builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
+            builder.with_settings(settings.for_slatedb(on_s3=on_s3, crowded=crowded))
+            builder.with_db_cache(settings.block_cache(), 0)
+            metrics = new_recorder()
+            builder.with_metrics_recorder(metrics)
+            try:
+                with translated(f"open {name}"):
+                    building = in_time(builder.build(), settings.outage_timeout_ms, f"open {name}")
+                    handle = await building
+                break
+            except LostRaceError:
+                tries -= 1
+                if not tries:
+                    raise
         database = cls(handle, objects, path, metrics)
         try:
             await database._start(journaled=journaled)

@@ -44,6 +44,22 @@ async def collect(database: Database | DatabaseReader, start: bytes, end: bytes)
     return [key async for chunk in database.scan(start, end) for key, _ in chunk]
 
 
+async def test_of_many_that_make_a_database_at_once_none_takes_it_for_damaged(
+    new_memory_root: NewRoot,
+) -> None:
+    for _ in range(5):
+        objects = Objects.open(new_memory_root(), SETTINGS)
+        opening = (Database.open(objects, "db") for _ in range(6))
+
+        found = await asyncio.gather(*opening, return_exceptions=True)
+
+        opened = [one for one in found if isinstance(one, Database)]
+        assert all(isinstance(one, FencedError) for one in found if one not in opened)
+        assert opened
+        for one in opened:
+            await one.close()
+
+
 async def test_committed_rows_are_there_after_a_reopen(root: str) -> None:
     objects = Objects.open(root, SETTINGS)
     database = await Database.open(objects, "db")
