@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import secrets
@@ -54,12 +55,14 @@ class SystemDescriptor(BaseModel):
 async def open_root(objects: Objects, clock: Clock) -> SystemDescriptor:
     """The descriptor of a root; a root that has none gets one.
 
-    If two processes try at once, both return the descriptor of the one that was first.
+    If two processes try at once, both return the descriptor of the one that was first. A store
+    that can't do what a root needs is refused: it remembers what was found out (RFC 0015).
     """
     # Always tried, even where the file is known to be there: a root that can't be written to shows
     # here, with a clear error, and not in SlateDB, which would retry for ever.
     await objects.create(_PATH, SystemDescriptor.new(clock).model_dump_json().encode())
-    found = await objects.read(_PATH)
+    found, abilities = await asyncio.gather(objects.read(_PATH), objects.abilities())
+    abilities.check(str(objects.location))
     if found is None:
         raise CorruptStoreError(f"{objects.location}/{_PATH} is gone right after it was written")
     return _parse(found, f"{objects.location}/{_PATH}")
