@@ -77,7 +77,8 @@ class SystemDescriptor(BaseModel):
 async def open_root(objects: Objects, clock: Clock) -> SystemDescriptor:
     """The descriptor of a root; a root that has none gets one.
 
-    If two processes try at once, both return the descriptor of the one that was first.
+    If two processes try at once, both return the descriptor of the one that was first. A store
+    that can't do what a root needs is refused: it remembers what was found out (RFC 0015).
     """
     content = await objects.read(DESCRIPTOR_PATH)
     if content is None:
@@ -87,13 +88,16 @@ async def open_root(objects: Objects, clock: Clock) -> SystemDescriptor:
         await create_features(objects, KNOWN_FEATURES - features)
         features |= KNOWN_FEATURES
         await _create(objects, clock)
-        content = await objects.read(DESCRIPTOR_PATH)
+        content, abilities = await _both(objects.read(DESCRIPTOR_PATH), objects.abilities())
     else:
         # Always tried, even where the file is known to be there: a root that can't be written to
         # shows here, with a clear error, and not in SlateDB, which would retry for ever.
-        created, features = await _both(_create(objects, clock), named_features(objects))
+        created, (features, abilities) = await _both(
+            _create(objects, clock), _both(named_features(objects), objects.abilities())
+        )
         if created:
             content = await objects.read(DESCRIPTOR_PATH)
+    abilities.check(str(objects.location))
     if content is None:
         raise CorruptStoreError(f"{_url(objects)} is gone right after it was written")
     descriptor = described(content, _url(objects))
@@ -127,7 +131,7 @@ async def require_features(
         found = described(content, _url(objects))
         if found.format_version < FORMAT_VERSION:
             content = _raised(content)
-            await objects.replace(DESCRIPTOR_PATH, content)
+            await objects.write(DESCRIPTOR_PATH, content)
         descriptor = _with(described(content, _url(objects)), descriptor.features)
     return _with(descriptor, descriptor.features | features)
 

@@ -1,5 +1,6 @@
 """The store seam: all that touches SlateDB and obstore is in this package."""
 
+from opendata_queue.store.abilities import Abilities, Overwrite
 from opendata_queue.store.batch_reader import Row
 from opendata_queue.store.batch_writer import Tier, active_tier
 from opendata_queue.store.bulk_database import BulkDatabase
@@ -21,6 +22,7 @@ from opendata_queue.store.upkeep import Upkeep
 
 __all__ = [
     "NO_DATABASE",
+    "Abilities",
     "AnyRows",
     "BlockCache",
     "BulkDatabase",
@@ -31,6 +33,7 @@ __all__ = [
     "Figure",
     "Location",
     "Objects",
+    "Overwrite",
     "PackedRows",
     "Problem",
     "Row",

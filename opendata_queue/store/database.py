@@ -42,6 +42,7 @@ from opendata_queue.store.rows import Rows
 from opendata_queue.store.settings import StoreSettings
 from opendata_queue.store.translation import NO_DATABASE, LostRaceError, translated
 from opendata_queue.store.upkeep import Upkeep
+from opendata_queue.store.waiting import in_time
 
 logger = logging.getLogger(__name__)
 
@@ -385,8 +386,14 @@ class Database(DatabaseReads):
         await self._upkeep.collect_garbage(min_age_ms=min_age_ms)
 
     def figures(self) -> Iterator[Figure]:
-        """What SlateDB counts of itself and of its requests to the store."""
-        return slatedb_figures(self._metrics, self.labels)
+        """What SlateDB counts of itself and of its requests to the store, and we of its garbage."""
+        yield from slatedb_figures(self._metrics, self.labels)
+        yield from self._upkeep.record.figures(self.labels)
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong, for people, though it can be read and written."""
+        return self._upkeep.record.trouble
 
     @property
     def labels(self) -> tuple[tuple[str, str], ...]:
@@ -510,9 +517,8 @@ class Database(DatabaseReads):
             try:
                 await self._upkeep.collect_garbage()
                 self._garbage.looked()
-            except OdqError as error:
-                # Garbage can wait; a store that is really gone shows at the next commit.
-                logger.warning("%s", error)
+            except OdqError:  # noted, logged and counted there; garbage can wait
+                continue
 
 
 class BlockCache:
@@ -627,17 +633,6 @@ class DatabaseReader(DatabaseReads):
         doing = f"close {self.name}"
         with translated(doing):
             await in_time(self._reader.shutdown(), self._outage_timeout_ms, doing)
-
-
-async def in_time(work: Awaitable[T], timeout_ms: int, doing: str) -> T:
-    """The result of ``work``; a store that does not answer in time counts as unavailable."""
-    try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            return await work
-    except TimeoutError:
-        raise StoreUnavailableError(
-            f"could not {doing}: no answer within {timeout_ms} ms"
-        ) from None
 
 
 class _Closeable(Protocol):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
@@ -56,26 +55,6 @@ def make_folder(folder: Path, *, sync: bool, mode: int = 0o777) -> None:
     if sync:
         for place in missing:
             sync_file(place.parent)
-
-
-def replace_file(path: Path, data: bytes, *, sync: bool) -> None:
-    """Put other bytes in the place of a file, which keeps its permissions: all of them or none."""
-    # Stores of files take a name that ends so for one that is not finished, and list none of them.
-    beside = path.with_name(f"{path.name}#{secrets.randbits(63)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, path.stat().st_mode & 0o777)
-            file.write(data)
-            file.flush()
-            if sync:
-                os.fsync(descriptor)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    if sync:
-        sync_file(path.parent)
 
 
 def is_on_network(folder: Path, mounts: str | None = None) -> bool:

@@ -12,10 +12,18 @@ import obstore
 import slatedb.uniffi as slatedb
 from obstore.store import LocalStore, MemoryStore, S3Store
 
+from opendata_queue.clock import SystemClock
 from opendata_queue.errors import StoreUnavailableError
+from opendata_queue.store.abilities import (
+    LOCAL,
+    OUTCOME_PATH,
+    Abilities,
+    outcome,
+    probe,
+    remembered,
+)
 from opendata_queue.store.durable_files import (
     make_folder,
-    replace_file,
     sync_file,
     sync_folders,
 )
@@ -31,6 +39,7 @@ from opendata_queue.store.location import JOURNAL_SUFFIX, Location, StoreKind
 from opendata_queue.store.s3_access import S3Access
 from opendata_queue.store.settings import StoreSettings
 from opendata_queue.store.translation import translated
+from opendata_queue.store.waiting import timeout_figures
 
 _T = TypeVar("_T")
 
@@ -49,7 +58,15 @@ _LONGEST_PAUSE = timedelta(seconds=1)
 class Objects:
     """The object store behind a root, as both SlateDB and obstore see it."""
 
-    __slots__ = ("_first", "_store", "location", "requests", "settings", "slatedb_store")
+    __slots__ = (
+        "_abilities",
+        "_first",
+        "_store",
+        "location",
+        "requests",
+        "settings",
+        "slatedb_store",
+    )
 
     def __init__(
         self,
@@ -68,6 +85,7 @@ class Objects:
         self.slatedb_store = slatedb_store
         self.requests = 0
         """How many were made here; SlateDB counts its own."""
+        self._abilities: Abilities | None = LOCAL.get(location.kind)
 
     @classmethod
     def open(cls, url: str, settings: StoreSettings) -> Objects:
@@ -105,23 +123,9 @@ class Objects:
 
         Without ``sync`` a file may be lost with the power.
         """
-        await self._put(path, data, mode="overwrite")
+        await self._put(path, data, mode="overwrite", sync=sync)
         if sync:
             await self._sync(path)
-
-    async def replace(self, path: str, data: bytes) -> None:
-        """Write the object ``path`` so that a reader, and a power cut, find the old or the new.
-
-        A file that is written over may be empty after a power cut, if its bytes were not synced
-        before its name was.
-        """
-        if self.location.kind is not StoreKind.FILE:
-            await self.write(path, data)
-            return
-        with translated(f"write {self.location.url_of(path)}"):
-            self.requests += 1
-            file = self.location.folder / path
-            await asyncio.to_thread(replace_file, file, data, sync=self.settings.fsync)
 
     async def read(self, path: str) -> bytes | None:
         """The bytes of ``path``; none if there is no such object."""
@@ -137,6 +141,84 @@ class Objects:
                     raise
                 self._first = None
                 return None
+
+    async def read_tagged(self, path: str) -> tuple[bytes, str | None] | None:
+        """The bytes of ``path`` and the ETag of this version; none if there is no such object."""
+        with translated(f"read {self.location.url_of(path)}"):
+            self.requests += 1
+            try:
+                result = await _answer(obstore.get_async(self._store, self.location.join(path)))
+                return bytes(await _answer(result.bytes_async())), result.meta["e_tag"]
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return None
+
+    async def read_range(self, path: str, start: int, end: int) -> bytes | None:
+        """The bytes from ``start`` up to, not including, ``end``; none if there is no object."""
+        with translated(f"read {self.location.url_of(path)}"):
+            self.requests += 1
+            path = self.location.join(path)
+            try:
+                reading = obstore.get_range_async(self._store, path, start=start, end=end)
+                return bytes(await _answer(reading))
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return None
+
+    async def replace_tagged(self, path: str, data: bytes, tag: str, *, quoted: bool) -> bool:
+        """Overwrite the version of ``path`` that has this ETag; false if it is another one.
+
+        There are stores that take an ETag only without the quotes that belong to it.
+        """
+        tag = tag if quoted else tag.removeprefix('"').removesuffix('"')
+        with translated(f"write {self.location.url_of(path)}"):
+            self.requests += 1
+            path = self.location.join(path)
+            try:
+                await _answer(obstore.put_async(self._store, path, data, mode={"e_tag": tag}))
+            except obstore.exceptions.PreconditionError:
+                return False
+        return True
+
+    async def abilities(self) -> Abilities:
+        """What the store can do: on S3 as the root remembers it, or else found out now."""
+        if self._abilities is None:
+            place = self._place()
+            found = remembered(await self.read(OUTCOME_PATH), place, SystemClock().now_ms())
+            if found is None:
+                return await self.probe()
+            self._abilities = found
+        return self._abilities
+
+    async def probe(self) -> Abilities:
+        """Find out what the store can do; on S3 the root remembers it."""
+        found = await probe(self)
+        if self.location.kind is StoreKind.S3:
+            self._abilities = found
+            if not found.missing:
+                now_ms = SystemClock().now_ms()
+                await self.write(OUTCOME_PATH, outcome(found, self._place(), now_ms))
+        return found
+
+    def _place(self) -> str:
+        """Where the store is, by which a root knows that what it remembers is about this one."""
+        return f"{S3Access.from_environment().endpoint or 'Amazon S3'}, {self.location.bucket}"
+
+    async def modified(self, folder: str) -> list[tuple[str, int]]:
+        """The names of the objects right in ``folder``, and when they were written; for small ones.
+
+        By the store's clock, in milliseconds.
+        """
+        with translated(f"list {self.location.url_of(folder)}"):
+            self.requests += 1
+            prefix = self.location.join(folder)
+            found = await _answer(obstore.list_with_delimiter_async(self._store, prefix))
+            return [
+                (one["path"].rpartition("/")[2], round(one["last_modified"].timestamp() * 1000))
+                for one in found["objects"]
+            ]
 
     async def names(self, folder: str) -> list[str]:
         """The names of the objects right in ``folder``, in their order; for small folders."""
@@ -249,12 +331,14 @@ class Objects:
             kind="counter",
             value=self.requests,
         )
+        yield from timeout_figures()
 
-    async def _put(self, path: str, data: bytes, *, mode: Any) -> bool:
+    async def _put(self, path: str, data: bytes, *, mode: Any, sync: bool = True) -> bool:
         with translated(f"write {self.location.url_of(path)}"):
             self.requests += 1
             if self.location.kind is StoreKind.FILE:
-                put = partial(put_file, create=mode == "create")
+                sync = sync and self.settings.fsync
+                put = partial(put_file, create=mode == "create", sync=sync)
                 return await _answer(asyncio.to_thread(put, self.location.folder, path, data))
             try:
                 path = self.location.join(path)
