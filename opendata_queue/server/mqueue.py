@@ -4,8 +4,8 @@ A namespace and a topic are the queue ``namespace/topic``, made on first use, of
 headers ``namespace`` and ``topic`` say so. Messages are acked by their id alone: that is taken to
 mean the latest claim of it, if that was made here by the same subject (the ``sub`` of the token).
 Ids can be guessed, so nobody finishes by one what another subject, or a client of ``/v1``, has
-claimed. If ``/dequeue`` is asked for ``receipts``, each message comes with one; with that it is exactly
-that claim, whoever shows it.
+claimed. If ``/dequeue`` is asked for ``receipts``, each message comes with one; with that it is
+exactly that claim, whoever shows it.
 
 A process that only publishes can make no queues. The one that serves them makes it when a topic
 is first asked for, from the beginning of the logs of such processes: so nothing is missed that was
