@@ -23,6 +23,8 @@ DEFAULT_LEASE_MS: Final = 10_000
 MIN_LEASE_MS: Final = 100
 MAX_LEASE_MS: Final = 600_000
 
+_FOLDER: Final = "owners"
+_MESSAGES_ROLE: Final = re.compile(r"messages-([0-9]{5,10})")
 _OWNER: Final = "json"
 _ALIVE: Final = "alive.json"
 _RELEASED: Final = "released.json"
@@ -35,6 +37,12 @@ M = TypeVar("M", bound=BaseModel)
 def messages_role(shard: int) -> str:
     """The role of whoever writes a live shard."""
     return f"messages-{shard:05}"
+
+
+async def owned_shards(objects: Objects) -> list[int]:
+    """The live shards that have or had an owner, in their order: one list."""
+    found = map(_MESSAGES_ROLE.fullmatch, await objects.folders(_FOLDER))
+    return sorted(int(match[1]) for match in found if match is not None)
 
 
 class Owner(BaseModel):
@@ -129,7 +137,7 @@ class OwnerFiles:
     def __init__(self, objects: Objects, role: str) -> None:
         self.role = role
         self._objects = objects
-        self._folder = f"owners/{role}"
+        self._folder = f"{_FOLDER}/{role}"
 
     def __str__(self) -> str:
         return f"{self.role} of {self._objects.location}"

@@ -25,6 +25,7 @@ LAYERS: list[set[str]] = [
         "opendata_queue.pauses",
         "opendata_queue.process_identity",
         "opendata_queue.tasks",
+        "opendata_queue.token_hosts",
         "opendata_queue.testing",
     },
     {"opendata_queue.daemon_threads", "opendata_queue.loop_thread"},

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from opendata_queue.cli.hosts import given_hosts
 from opendata_queue.errors import (
     InvalidInputError,
     OdqError,
@@ -36,6 +37,7 @@ from opendata_queue.owner_files import find_broker
 from opendata_queue.store import Location, Objects, StoreKind, StoreSettings
 from opendata_queue.sync import System
 from opendata_queue.system import SystemDescriptor, read_root
+from opendata_queue.token_hosts import TokenHosts
 
 T = TypeVar("T")
 
@@ -202,7 +204,7 @@ def _looked_at(url: str) -> System:
 
 def _connected(url: str, token: str | None) -> System:
     remote: dict[str, Any] = {"token": token} if token else {}
-    return open_system(url, **remote)
+    return open_system(url, **remote, hosts=given_hosts())
 
 
 def _opened(url: str, token: str | None) -> System:
@@ -211,6 +213,8 @@ def _opened(url: str, token: str | None) -> System:
     asyncio.run(check_root(url))
     address = asyncio.run(find_broker(url, settings=_SETTINGS))
     if address is not None and is_remote(address):
+        # A file in the store says so: who can write one must not get the token for it.
+        TokenHosts(given_hosts(), broker=None, token=bool(token)).check(address, said_by=url)
         try:
             system = _connected(address, token)
         except StoreUnavailableError as error:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from opendata_queue.cli.common import duration_text
 from opendata_queue.cli.findings import Finding, Level, fail, ok, warn
+from opendata_queue.cli.hosts import given_hosts
 from opendata_queue.clock import Clock
 from opendata_queue.errors import OdqError, OtherRoleError
 from opendata_queue.opening import open_async
@@ -72,7 +73,7 @@ def _check_clock(date: str, now_ms: int) -> Finding:
 async def _use(url: str, token: str | None) -> Finding:
     given: dict[str, Any] = {"token": token} if token else {}
     try:
-        async with await open_async(url, **given) as system:
+        async with await open_async(url, **given, hosts=given_hosts()) as system:
             names = await system.list_queues()
             for name in names[:1]:
                 await system.stats(name)

@@ -162,6 +162,10 @@ class Operations:
         if found is None or not caller.may_see(found.headers):
             return wire.FoundHistory(history=None)
         entries = tuple(one for one in found.entries if caller.may_use(one.queue))
+        if not caller.everywhere:
+            # Who has claimed it is noted for all queues together: show who has it in these.
+            consumers = {one.consumer for one in entries}
+            found = replace(found, consumers=tuple(c for c in found.consumers if c in consumers))
         return wire.FoundHistory(history=replace(found, entries=entries))
 
     # --- consuming --------------------------------------------------------------------------------

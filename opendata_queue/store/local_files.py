@@ -127,6 +127,16 @@ def files_in(folder: Path) -> Iterator[tuple[str, int]]:
                     yield entry.name, entry.stat().st_size
 
 
+def folders_in(folder: Path) -> Iterator[str]:
+    """The names of the folders right in a folder."""
+    try:
+        entries = os.scandir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with entries:
+        yield from (entry.name for entry in entries if entry.is_dir())
+
+
 def readable_by(root: Path, *, below: Path = Path("/")) -> str:
     """Who else can read a root's folder, or nothing: those who can enter all folders above it.
 

@@ -33,6 +33,7 @@ from opendata_queue.store.local_files import (
     delete_under,
     files_in,
     files_under,
+    folders_in,
     put_file,
 )
 from opendata_queue.store.location import JOURNAL_SUFFIX, Location, StoreKind
@@ -232,6 +233,17 @@ class Objects:
             found = await _answer(obstore.list_with_delimiter_async(store, prefix))
             self._first = None
             return sorted(one["path"].rpartition("/")[2] for one in found["objects"])
+
+    async def folders(self, folder: str) -> list[str]:
+        """The names of the folders right in ``folder``, in their order; for small folders."""
+        with translated(f"list {self.location.url_of(folder)}"):
+            self.requests += 1
+            if self.location.kind is StoreKind.FILE:
+                place = self.location.folder / folder
+                return sorted(await asyncio.to_thread(list, folders_in(place)))
+            prefix = self.location.join(folder)
+            found = await _answer(obstore.list_with_delimiter_async(self._store, prefix))
+            return sorted(one.rstrip("/").rpartition("/")[2] for one in found["common_prefixes"])
 
     async def names_after(self, folder: str, after: str, limit: int) -> list[str]:
         """The next names in ``folder`` that come after a name, in their order; for large folders.
