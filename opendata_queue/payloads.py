@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from odq_encodings import (
@@ -19,6 +20,7 @@ from odq_encodings import (
     inline_payload,
     inline_payloads,
 )
+from opendata_queue.allowance import Allowance
 from opendata_queue.clock import Clock
 from opendata_queue.errors import CorruptStoreError
 from opendata_queue.store import DatabaseReads, Objects
@@ -78,11 +80,16 @@ class PayloadStore(BlobFolder):
         self._database = database
 
     async def read_many(
-        self, message_ids: Iterable[int], *, blobs: bool = True
+        self,
+        message_ids: Iterable[int],
+        *,
+        blobs: bool = True,
+        allowance: Allowance | None = None,
     ) -> dict[int, bytes | UriPayload]:
         """The payloads of those ids that have one; a user's URI is returned as it is.
 
-        Without ``blobs`` only what is inline: objects can be large.
+        Without ``blobs`` only what is inline: objects can be large. ``allowance`` is asked about
+        each object.
         """
         rows = await self._database.get_by_id(message_ids, encode_payload_key, encode_payload_keys)
         all_inline = inline_payloads([*rows.values()])
@@ -104,18 +111,26 @@ class PayloadStore(BlobFolder):
             else:
                 paths[message_id] = payload.uri
         if blobs:
-            found |= await self._read_blobs(paths)
+            found |= await self._read_blobs(paths, allowance)
         return found
 
-    async def _read_blobs(self, paths: dict[int, str]) -> dict[int, bytes]:
+    async def _read_blobs(
+        self, paths: dict[int, str], allowance: Allowance | None
+    ) -> dict[int, bytes]:
         blobs: dict[int, bytes] = {}
         ids = list(paths)
         for start in range(0, len(ids), _BLOBS_AT_ONCE):
             some = ids[start : start + _BLOBS_AT_ONCE]
-            read = await asyncio.gather(*(self._objects.read(paths[one]) for one in some))
+            if allowance is not None and allowance.left:
+                break  # what is behind one that did not fit is not given out
+            read = await asyncio.gather(
+                *(self._objects.read(paths[one], fits=_fits(allowance, one)) for one in some)
+            )
             for message_id, data in zip(some, read, strict=True):
                 if data is not None:
                     blobs[message_id] = data
+                elif allowance is not None and message_id in allowance.left:
+                    continue
                 elif await self._is_there(message_id):
                     raise CorruptStoreError(
                         f"the payload of message {message_id} is missing: "
@@ -127,3 +142,7 @@ class PayloadStore(BlobFolder):
     async def _is_there(self, message_id: int) -> bool:
         """Whether a message still leads to its payload: the rows go before the object does."""
         return await self._database.get(encode_payload_key(message_id)) is not None
+
+
+def _fits(allowance: Allowance | None, message_id: int) -> Callable[[int], bool] | None:
+    return None if allowance is None else partial(allowance.admit, message_id)

@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
     {"opendata_queue.daemon_threads", "opendata_queue.loop_thread"},
     {"opendata_queue.store"},
     {
+        "opendata_queue.allowance",
         "opendata_queue.beside",
         "opendata_queue.committer",
         "opendata_queue.messages",

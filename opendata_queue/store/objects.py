@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,14 +99,19 @@ class Objects:
         if sync:
             await self._sync(path)
 
-    async def read(self, path: str) -> bytes | None:
-        """The bytes of ``path``; none if there is no such object."""
+    async def read(self, path: str, *, fits: Callable[[int], bool] | None = None) -> bytes | None:
+        """The bytes of ``path``; none if there is no such object.
+
+        ``fits`` is given its size before it is read; none if it says no.
+        """
         with translated(f"read {self.location.url_of(path)}"):
             self.requests += 1
             try:
                 path = self.location.join(path)
                 result = await _answer(obstore.get_async(self._first or self._store, path))
                 self._first = None
+                if fits is not None and not fits(result.meta["size"]):
+                    return None
                 return bytes(await _answer(result.bytes_async()))
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
