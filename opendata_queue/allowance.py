@@ -21,12 +21,9 @@ ReadMany = Callable[[list[int], "Allowance"], Awaitable[list[MessageFields | Non
 
 
 class Allowance:
-    """Bytes for one answer, out of those for all answers, which ``take`` and ``give`` count.
+    """Bytes for one answer, out of those for all answers, which ``take`` and ``give`` count."""
 
-    The first message is not refused for its size alone: otherwise there would be no way to get it.
-    """
-
-    __slots__ = ("_give", "_limit_bytes", "_take", "left", "no_room", "taken_bytes")
+    __slots__ = ("_give", "_limit_bytes", "_take", "first_id", "left", "no_room", "taken_bytes")
 
     def __init__(
         self, limit_bytes: int, take: Callable[[int], bool], give: Callable[[int], None]
@@ -35,24 +32,32 @@ class Allowance:
         self._take = take
         self._give = give
         self.taken_bytes = 0
+        self.first_id: int | None = None
+        """A message that is not refused for its size alone: there would be no way to get it."""
         self.left: set[int] = set()
         """Messages whose payloads were not read, since they did not fit."""
         self.no_room = False
         """Whether something did not fit because of what others hold."""
 
-    def take(self, size_bytes: int, *, several: bool = False) -> bool:
-        """Count the bytes of a message, or of ``several``; false if they do not fit."""
-        if (several or self.taken_bytes) and self.taken_bytes + size_bytes > self._limit_bytes:
-            return False
+    def reserve(self, size_bytes: int) -> bool:
+        """Count bytes of what has a bound of its own; false if others hold too much."""
         if not self._take(size_bytes):
             self.no_room = True
             return False
         self.taken_bytes += size_bytes
         return True
 
+    def take(self, size_bytes: int, message_id: int | None = None) -> bool:
+        """Count the bytes of a message, or of several; false if they do not fit."""
+        if self.taken_bytes + size_bytes > self._limit_bytes and (
+            message_id is None or message_id != self.first_id
+        ):
+            return False
+        return self.reserve(size_bytes)
+
     def admit(self, message_id: int, size_bytes: int) -> bool:
-        """Whether a large payload may be read."""
-        if self.take(size_bytes):
+        """Whether a large payload may be read; behind one that may not, none may."""
+        if not self.left and self.take(size_bytes, message_id):
             return True
         self.left.add(message_id)
         return False
@@ -66,6 +71,7 @@ class Allowance:
         """Nothing is held any more."""
         self._give(self.taken_bytes)
         self.taken_bytes = 0
+        self.first_id = None
         self.left.clear()
         self.no_room = False
 
@@ -74,7 +80,8 @@ async def read_within(
     read_many: ReadMany, message_ids: list[int], allowance: Allowance
 ) -> list[MessageFields | None]:
     """The first ones of some messages, as many as fit; none of them if there is no room at all."""
-    is_first = not allowance.taken_bytes
+    if message_ids and not allowance.taken_bytes:
+        allowance.first_id = message_ids[0]
     found: list[MessageFields | None] = []
     for start in range(0, len(message_ids), READ_AT_ONCE):
         some = message_ids[start : start + READ_AT_ONCE]
@@ -83,22 +90,17 @@ async def read_within(
         found += messages[:fitting]
         if fitting < len(some):
             break
-    if found or not message_ids or not is_first or allowance.no_room:
-        return found
-    # Payloads behind the first one were faster to fill the answer: that one comes alone.
-    allowance.give_back()
-    messages = await read_many(message_ids[:1], allowance)
-    return messages[: _fitting(message_ids[:1], messages, allowance)]
+    return found
 
 
 def _fitting(
     message_ids: list[int], messages: list[MessageFields | None], allowance: Allowance
 ) -> int:
     """How many of some messages fit that were read; they are counted."""
-    if not allowance.left and allowance.take(_size(messages), several=True):  # nearly always
+    if not allowance.left and allowance.take(_size(messages)):  # nearly always
         return len(messages)
     for index, (message_id, message) in enumerate(zip(message_ids, messages, strict=True)):
-        if message_id in allowance.left or not allowance.take(_size([message])):
+        if message_id in allowance.left or not allowance.take(_size([message]), message_id):
             return index
     return len(messages)
 

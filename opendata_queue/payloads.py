@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from odq_encodings import (
@@ -123,9 +122,7 @@ class PayloadStore(BlobFolder):
             some = ids[start : start + _BLOBS_AT_ONCE]
             if allowance is not None and allowance.left:
                 break  # what is behind one that did not fit is not given out
-            read = await asyncio.gather(
-                *(self._objects.read(paths[one], fits=_fits(allowance, one)) for one in some)
-            )
+            read = await self._read_objects(some, paths, allowance)
             for message_id, data in zip(some, read, strict=True):
                 if data is not None:
                     blobs[message_id] = data
@@ -139,10 +136,29 @@ class PayloadStore(BlobFolder):
                     )
         return blobs
 
+    async def _read_objects(
+        self, message_ids: list[int], paths: dict[int, str], allowance: Allowance | None
+    ) -> list[bytes | None]:
+        """Objects, read side by side. Whether each one fits is asked in their order."""
+        if allowance is None:
+            return await asyncio.gather(*(self._objects.read(paths[one]) for one in message_ids))
+        turns = [asyncio.Event() for _ in range(len(message_ids) + 1)]
+        turns[0].set()
+
+        async def read(index: int, message_id: int) -> bytes | None:
+            async def fits(size_bytes: int) -> bool:
+                await turns[index].wait()
+                admitted = allowance.admit(message_id, size_bytes)
+                turns[index + 1].set()
+                return admitted
+
+            try:
+                return await self._objects.read(paths[message_id], fits=fits)
+            finally:
+                turns[index + 1].set()
+
+        return await asyncio.gather(*(read(*one) for one in enumerate(message_ids)))
+
     async def _is_there(self, message_id: int) -> bool:
         """Whether a message still leads to its payload: the rows go before the object does."""
         return await self._database.get(encode_payload_key(message_id)) is not None
-
-
-def _fits(allowance: Allowance | None, message_id: int) -> Callable[[int], bool] | None:
-    return None if allowance is None else partial(allowance.admit, message_id)

@@ -116,7 +116,7 @@ class Operations:
         by_id = dict(zip(once, found, strict=False))
         # An id that is asked for twice is read once, and takes its place in the answer twice.
         fits = len(found) == len(once) and (
-            len(once) == len(ids) or work.allowance.take(_repeated_bytes(ids, by_id), several=True)
+            len(once) == len(ids) or work.allowance.take(_repeated_bytes(ids, by_id))
         )
         if not fits:
             if work.allowance.no_room:
@@ -297,8 +297,10 @@ class Operations:
                 after_id=after_id,
                 limit=min(limit, _FAILED_AT_ONCE) if limit > 0 else limit,
             )
+            if some and not messages:
+                work.allowance.first_id = some[0].message_id
             for one in some:
-                if not work.allowance.take(_failed_bytes(one)):
+                if not work.allowance.take(_failed_bytes(one), one.message_id):
                     if not messages:
                         raise no_room_to_answer()
                     return wire.FailedMessages(messages=messages, more=True)
@@ -371,7 +373,7 @@ class Operations:
 
 def _take(work: Work, size_bytes: int) -> None:
     """Take room for an answer that has a bound of its own, before it is made."""
-    if not work.allowance.take(size_bytes):
+    if not work.allowance.reserve(size_bytes):
         raise no_room_to_answer()
 
 

@@ -99,7 +99,9 @@ class Objects:
         if sync:
             await self._sync(path)
 
-    async def read(self, path: str, *, fits: Callable[[int], bool] | None = None) -> bytes | None:
+    async def read(
+        self, path: str, *, fits: Callable[[int], Awaitable[bool]] | None = None
+    ) -> bytes | None:
         """The bytes of ``path``; none if there is no such object.
 
         ``fits`` is given its size before it is read; none if it says no.
@@ -110,7 +112,7 @@ class Objects:
                 path = self.location.join(path)
                 result = await _answer(obstore.get_async(self._first or self._store, path))
                 self._first = None
-                if fits is not None and not fits(result.meta["size"]):
+                if fits is not None and not await fits(result.meta["size"]):
                     return None
                 return bytes(await _answer(result.bytes_async()))
             except FileNotFoundError as error:
