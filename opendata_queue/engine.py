@@ -23,6 +23,7 @@ from typing import Any, Final, NoReturn, Self, cast
 
 from odq_encodings import MessageMetadata
 from opendata_queue.all_messages import AllMessages
+from opendata_queue.allowance import Allowance, read_within
 from opendata_queue.beside import Beside
 from opendata_queue.browsing import QueueBrowser, Sought
 from opendata_queue.checks import check_integer
@@ -317,7 +318,18 @@ class Engine(AsyncSystem):
 
     async def read_many(self, message_ids: Iterable[int]) -> list[StoredMessage | None]:
         ids = list(message_ids)
-        found = await self._messages.read_many(ids)
+        return await self._visible(ids, await self._messages.read_many(ids))
+
+    async def read_within(
+        self, message_ids: list[int], within: Allowance
+    ) -> list[StoredMessage | None]:
+        """The first of them, as many as fit."""
+        found = await read_within(self._messages.read_many, message_ids, within)
+        return await self._visible(message_ids[: len(found)], found)
+
+    async def _visible(
+        self, ids: list[int], found: list[MessageFields | None]
+    ) -> list[StoredMessage | None]:
         for shard in {one >> 32 for one in ids}:
             if not await self._following.is_visible(shard):
                 found = [
@@ -471,15 +483,17 @@ class Engine(AsyncSystem):
 
     # --- looking into queues ----------------------------------------------------------------------
 
-    async def peek(self, name: str, count: int = 1) -> list[PeekedMessage]:
+    async def peek(
+        self, name: str, count: int = 1, *, within: Allowance | None = None
+    ) -> list[PeekedMessage]:
         check_integer("count", count, 1, MAX_AT_ONCE)
         self._following.check_running()
         await self._following.own_is_routed()
         waiting = await self._browser.peek(name, count)
-        messages = await self._messages.read_many(one.message_id for one in waiting)
+        messages = await self._read([one.message_id for one in waiting], within)
         return [
             peeked(name, one, message)
-            for one, message in zip(waiting, messages, strict=True)
+            for one, message in zip(waiting, messages, strict=within is None)
             if message is not None
         ]
 
@@ -517,7 +531,9 @@ class Engine(AsyncSystem):
         consumer: str | None = None,
         lease_ms: int | None = None,
         wait_ms: int = 0,
+        within: Allowance | None = None,
     ) -> list[ClaimedMessage]:
+        """See ``AsyncSystem``. What does not fit ``within`` some bytes is given back at once."""
         self._following.check_running()
         queue = self._queues.queue(name)
         if queue.replays:
@@ -529,14 +545,22 @@ class Engine(AsyncSystem):
         await self._following.own_is_routed(patient=not queue.state.claimable)
         consumer = self.consumer_id if consumer is None else consumer
         while True:
-            claimed, all_gone = await self._claim_some(queue, count, consumer, lease_ms, wait_ms)
+            claimed, all_gone = await self._claim_some(
+                queue, count, consumer, lease_ms, wait_ms, within
+            )
             if not all_gone:
                 return claimed
             # Others may be behind them, or come while there is time.
             wait_ms = max(0, give_up_at - clock.now_ms())
 
     async def _claim_some(
-        self, queue: StoredQueue, count: int, consumer: str, lease_ms: int | None, wait_ms: int
+        self,
+        queue: StoredQueue,
+        count: int,
+        consumer: str,
+        lease_ms: int | None,
+        wait_ms: int,
+        within: Allowance | None,
     ) -> tuple[list[ClaimedMessage], bool]:
         """What was claimed, and whether there was something, and all of it is gone."""
         name = queue.name
@@ -549,10 +573,13 @@ class Engine(AsyncSystem):
             return [], False
         try:
             # While the claim becomes durable.
-            messages = await self._read_claimed([one.message_id for one in held])
-            claimed, gone, broken = self._claimed(queue, held, messages)
+            messages = await self._read_claimed([one.message_id for one in held], within)
+            fitting = held if within is None else held[: len(messages)]
+            claimed, gone, broken = self._claimed(queue, fitting, messages)
             await durable()
             queue.check()
+            if len(fitting) < len(held):
+                await self._queues.release(name, held[len(fitting) :])
             if gone:  # past their retention, and dropped by the store before us
                 await self._queues.drop_gone(name, gone)
             for claim, error in broken:
@@ -562,21 +589,34 @@ class Engine(AsyncSystem):
         except BaseException:
             self._queues.give_back_unseen(queue, held)
             raise
-        return claimed, len(gone) == len(held)
+        return claimed, 0 < len(gone) == len(fitting)
 
-    async def _read_claimed(self, message_ids: list[int]) -> list[_Read]:
+    async def _read(
+        self, message_ids: list[int], within: Allowance | None
+    ) -> list[MessageFields | None]:
+        """Messages, or the first of them, as many as fit."""
+        if within is None:
+            return await self._messages.read_many(message_ids)
+        return await read_within(self._messages.read_many, message_ids, within)
+
+    async def _read_claimed(self, message_ids: list[int], within: Allowance | None) -> list[_Read]:
         """Messages, none for those that are gone, and what is wrong with broken ones."""
         try:
-            return [*await self._messages.read_many(message_ids)]
+            return [*await self._read(message_ids, within)]
         except CorruptStoreError:
-            return [await self._read_alone(one) for one in message_ids]
-
-    async def _read_alone(self, message_id: int) -> _Read:
-        try:
-            (message,) = await self._messages.read_many([message_id])
-        except CorruptStoreError as error:
-            return error
-        return message
+            if within is not None:
+                within.give_back()
+        found: list[_Read] = []
+        for message_id in message_ids:
+            try:
+                alone = await self._read([message_id], within)
+            except CorruptStoreError as error:
+                found.append(error)
+                continue
+            if not alone:
+                break
+            found += alone
+        return found
 
     def _claimed(
         self, queue: StoredQueue, held: list[Held], messages: list[_Read]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from typing import Any, Final, NoReturn, Self
 
 from odq_encodings import MessageMetadata
+from opendata_queue.allowance import Allowance, read_within
 from opendata_queue.beside import Beside
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.errors import FencedError
@@ -22,7 +23,13 @@ from opendata_queue.interface import (
     QueueStats,
     Start,
 )
-from opendata_queue.messages import ClaimedMessage, NewMessage, PeekedMessage, StoredMessage
+from opendata_queue.messages import (
+    ClaimedMessage,
+    MessageFields,
+    NewMessage,
+    PeekedMessage,
+    StoredMessage,
+)
 from opendata_queue.owner_files import DEFAULT_LEASE_MS
 from opendata_queue.ownership import Ownership
 from opendata_queue.queue_options import QueueOptions
@@ -124,7 +131,16 @@ class Ingest(AsyncSystem):
     async def read_many(self, message_ids: Iterable[int]) -> list[StoredMessage | None]:
         """Messages that were published here; none for those of other shards."""
         ids = list(message_ids)
-        found = await self._shard.read_many(ids)
+        return self._own(ids, await self._shard.read_many(ids))
+
+    async def read_within(
+        self, message_ids: list[int], within: Allowance
+    ) -> list[StoredMessage | None]:
+        """The first of them, as many as fit."""
+        found = await read_within(self._shard.read_many, message_ids, within)
+        return self._own(message_ids[: len(found)], found)
+
+    def _own(self, ids: list[int], found: list[MessageFields | None]) -> list[StoredMessage | None]:
         mine = self.shard_number
         return [stored(m) if one >> 32 == mine else None for one, m in zip(ids, found, strict=True)]
 

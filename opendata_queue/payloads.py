@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from odq_encodings import (
     inline_payload,
     inline_payloads,
 )
+from opendata_queue.allowance import Allowance
 from opendata_queue.clock import Clock
 from opendata_queue.errors import CorruptStoreError
 from opendata_queue.store import DatabaseReads, Objects
@@ -83,9 +84,14 @@ async def crc32_of(data: bytes) -> int:
     return await asyncio.to_thread(zlib.crc32, data)
 
 
-async def read_blob(objects: Objects, place: BlobPlace) -> bytes | None:
-    """The bytes of a blob, none if it is gone; ``CorruptStoreError`` if they are not its own."""
-    data = await objects.read(place.path)
+async def read_blob(
+    objects: Objects, place: BlobPlace, *, fits: Callable[[int], Awaitable[bool]] | None = None
+) -> bytes | None:
+    """The bytes of a blob, none if it is gone; ``CorruptStoreError`` if they are not its own.
+
+    ``fits`` is given its size before it is read; none if it says no.
+    """
+    data = await objects.read(place.path, fits=fits)
     if data is not None:
         await place.check(data, objects.location.url_of(place.path))
     return data
@@ -142,11 +148,16 @@ class PayloadStore(BlobFolder):
         self._database = database
 
     async def read_many(
-        self, message_ids: Iterable[int], *, blobs: bool = True
+        self,
+        message_ids: Iterable[int],
+        *,
+        blobs: bool = True,
+        allowance: Allowance | None = None,
     ) -> dict[int, bytes | UriPayload]:
         """The payloads of those ids that have one; a user's URI is returned as it is.
 
-        Without ``blobs`` only what is inline: objects can be large.
+        Without ``blobs`` only what is inline: objects can be large. ``allowance`` is asked about
+        each object.
         """
         rows = await self._database.get_by_id(message_ids, encode_payload_key, encode_payload_keys)
         all_inline = inline_payloads([*rows.values()])
@@ -168,18 +179,24 @@ class PayloadStore(BlobFolder):
             else:
                 places[message_id] = BlobPlace.parse(payload.uri, f"message {message_id}")
         if blobs:
-            found |= await self._read_blobs(places)
+            found |= await self._read_blobs(places, allowance)
         return found
 
-    async def _read_blobs(self, places: dict[int, BlobPlace]) -> dict[int, bytes]:
+    async def _read_blobs(
+        self, places: dict[int, BlobPlace], allowance: Allowance | None
+    ) -> dict[int, bytes]:
         blobs: dict[int, bytes] = {}
         ids = list(places)
         for start in range(0, len(ids), _BLOBS_AT_ONCE):
             some = ids[start : start + _BLOBS_AT_ONCE]
-            read = await asyncio.gather(*(read_blob(self._objects, places[one]) for one in some))
+            if allowance is not None and allowance.left:
+                break  # what is behind one that did not fit is not given out
+            read = await self._read_objects(some, places, allowance)
             for message_id, data in zip(some, read, strict=True):
                 if data is not None:
                     blobs[message_id] = data
+                elif allowance is not None and message_id in allowance.left:
+                    continue
                 elif await self._is_there(message_id):
                     raise CorruptStoreError(
                         f"the payload of message {message_id} is missing: "
@@ -187,6 +204,31 @@ class PayloadStore(BlobFolder):
                         key=encode_payload_key(message_id),
                     )
         return blobs
+
+    async def _read_objects(
+        self, message_ids: list[int], places: dict[int, BlobPlace], allowance: Allowance | None
+    ) -> list[bytes | None]:
+        """Objects, read side by side. Whether each one fits is asked in their order."""
+        if allowance is None:
+            return await asyncio.gather(
+                *(read_blob(self._objects, places[one]) for one in message_ids)
+            )
+        turns = [asyncio.Event() for _ in range(len(message_ids) + 1)]
+        turns[0].set()
+
+        async def read(index: int, message_id: int) -> bytes | None:
+            async def fits(size_bytes: int) -> bool:
+                await turns[index].wait()
+                admitted = allowance.admit(message_id, size_bytes)
+                turns[index + 1].set()
+                return admitted
+
+            try:
+                return await read_blob(self._objects, places[message_id], fits=fits)
+            finally:
+                turns[index + 1].set()
+
+        return await asyncio.gather(*(read(*one) for one in enumerate(message_ids)))
 
     async def _is_there(self, message_id: int) -> bool:
         """Whether a message still leads to its payload: the rows go before the object does."""

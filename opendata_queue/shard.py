@@ -16,6 +16,7 @@ from odq_encodings import (
     IdempotencyRecord,
     UriPayload,
 )
+from opendata_queue.allowance import Allowance
 from opendata_queue.checks import check_integer
 from opendata_queue.clock import Clock
 from opendata_queue.committer import CommitLimits, GroupCommitter
@@ -225,10 +226,13 @@ class MessageShard:
                 f"could not look up the idempotency key within {timeout_ms} ms"
             ) from None
 
-    async def read_many(self, message_ids: Iterable[int]) -> list[MessageFields | None]:
+    async def read_many(
+        self, message_ids: Iterable[int], allowance: Allowance | None = None
+    ) -> list[MessageFields | None]:
         """Messages by their ids, in their order; none for an id that has none, or had one.
 
-        A message is gone when its retention is over, whether or not its space is freed.
+        A message is gone when its retention is over, whether or not its space is freed. One that
+        ``allowance`` does not admit is none, too.
         """
         self._committer.check_open()
         ids = list(message_ids)
@@ -240,7 +244,8 @@ class MessageShard:
             together = zip(ids, found, strict=True)
             missing = list(dict.fromkeys(one for one, message in together if message is None))
             read = await self.ahead.take(missing)
-            read |= await self._stored.read([one for one in missing if one not in read])
+            missing = [one for one in missing if one not in read]
+            read |= await self._stored.read(missing, allowance=allowance)
             found = [message or read.get(one) for one, message in zip(ids, found, strict=True)]
         now_ms = self.clock.now_ms()
         return [

@@ -31,6 +31,7 @@ LAYERS: list[set[str]] = [
     {"opendata_queue.daemon_threads", "opendata_queue.loop_thread"},
     {"opendata_queue.store"},
     {
+        "opendata_queue.allowance",
         "opendata_queue.beside",
         "opendata_queue.committer",
         "opendata_queue.control_files",

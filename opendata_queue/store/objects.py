@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -128,14 +128,21 @@ class Objects:
         if sync:
             await self._sync(path)
 
-    async def read(self, path: str) -> bytes | None:
-        """The bytes of ``path``; none if there is no such object."""
+    async def read(
+        self, path: str, *, fits: Callable[[int], Awaitable[bool]] | None = None
+    ) -> bytes | None:
+        """The bytes of ``path``; none if there is no such object.
+
+        ``fits`` is given its size before it is read; none if it says no.
+        """
         with translated(f"read {self.location.url_of(path)}"):
             self.requests += 1
             try:
                 path = self.location.join(path)
                 result = await _answer(obstore.get_async(self._first or self._store, path))
                 self._first = None
+                if fits is not None and not await fits(result.meta["size"]):
+                    return None
                 return bytes(await _answer(result.bytes_async()))
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
