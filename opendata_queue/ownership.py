@@ -285,8 +285,9 @@ class Ownership:
         )
         try:
             async with asyncio.timeout(self.owner.lease_ms / 1000):
-                for one in self._files:
-                    await one.beat(self.epochs[one.role], heartbeat)
+                await asyncio.gather(
+                    *(one.beat(self.epochs[one.role], heartbeat) for one in self._files)
+                )
         except (OdqError, TimeoutError) as error:
             silent_ms = self._clock.now_ms() - self._written_at
             if silent_ms > self.owner.lease_ms and not self._warned:
@@ -308,11 +309,13 @@ class Ownership:
             logger.info("could not look for other owners: %s", str(error) or "no answer")
 
     async def _look_for_others(self) -> None:
-        for one in self._files:
-            if self._lost is not None:
-                return
-            if not await one.is_held(self.epochs[one.role], self.owner.holder):
-                self._step_down(one)
+        holder = self.owner.holder
+        held = await asyncio.gather(
+            *(one.is_held(self.epochs[one.role], holder) for one in self._files)
+        )
+        lost = [one for one, is_held in zip(self._files, held, strict=True) if not is_held]
+        if lost and self._lost is None:
+            self._step_down(lost[0])
 
     def _step_down(self, files: OwnerFiles) -> None:
         self._lost = FencedError(f"another process has taken over {files}")

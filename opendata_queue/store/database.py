@@ -38,11 +38,13 @@ from opendata_queue.store.journaled_writes import JournaledWrites, bring_in
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects import Objects
 from opendata_queue.store.recorder import new_recorder
+from opendata_queue.store.replay_length import ReplayLength
 from opendata_queue.store.rows import Rows
 from opendata_queue.store.settings import StoreSettings
 from opendata_queue.store.translation import NO_DATABASE, LostRaceError, translated
 from opendata_queue.store.upkeep import Upkeep
 from opendata_queue.store.waiting import in_time
+from opendata_queue.tasks import end_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -276,6 +278,8 @@ class Database(DatabaseReads):
         old_ms = settings.garbage_age_ms + settings.replaced_files_kept_ms
         self._garbage = GarbagePace(old_ms // max(1, settings.garbage_interval_ms) + 2)
         self._closing = asyncio.Lock()
+        self._replay = ReplayLength(metrics) if self.is_on_s3 else None
+        self._shortening: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, objects: Objects, path: str, *, journaled: bool = False) -> Database:
@@ -293,13 +297,13 @@ class Database(DatabaseReads):
             for aside in await in_time(looking, settings.outage_timeout_ms, f"open {name}"):
                 logger.warning("set aside %s: files that it names were never synced", aside)
         on_s3 = objects.location.kind is StoreKind.S3
-        crowded = on_s3 and await in_time(
-            Upkeep(objects, path).is_crowded(), settings.outage_timeout_ms, f"open {name}"
+        waiting, _ = await in_time(
+            Upkeep(objects, path).file_counts(), settings.outage_timeout_ms, f"open {name}"
         )
         tries = _TRIES_TO_MAKE
         while True:
             builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
-            builder.with_settings(settings.for_slatedb(on_s3=on_s3, crowded=crowded))
+            builder.with_settings(settings.for_slatedb(on_s3=on_s3, waiting_files=waiting))
             builder.with_db_cache(settings.block_cache(), 0)
             metrics = new_recorder()
             builder.with_metrics_recorder(metrics)
@@ -340,6 +344,21 @@ class Database(DatabaseReads):
         except (StoreUnavailableError, StoreAccessError) as error:
             reason = await self._why_unwritable(rows.size_bytes)
             raise StoreUnavailableError(f"{error}{reason}", in_doubt=True) from error
+        if self._replay is not None and self._replay.committed() and self._shortening is None:
+            self._shortening = asyncio.create_task(
+                self._shorten_replay(self._replay), name=f"flush {self.name}"
+            )
+
+    async def _shorten_replay(self, replay: ReplayLength) -> None:
+        """Flush what is in memory, so that the next one who opens has less to read."""
+        replay.flushing()
+        try:
+            await self.flush_to_files()
+        except OdqError as error:
+            # It is in the WAL, and will be flushed with what comes next.
+            logger.info("%s", error)
+        finally:
+            self._shortening = None
 
     @property
     def requests(self) -> int:
@@ -425,9 +444,7 @@ class Database(DatabaseReads):
         async with self._closing:
             if self._housekeeping is None:
                 return
-            if not self._housekeeping.done():
-                self._housekeeping.cancel()
-                await asyncio.wait([self._housekeeping])
+            await end_tasks([self._housekeeping, self._shortening])
             self._housekeeping = None
             doing = f"close {self.name}"
             try:

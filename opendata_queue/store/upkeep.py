@@ -25,7 +25,6 @@ from opendata_queue.store.manifests import (
     ssts_of,
 )
 from opendata_queue.store.objects import Objects
-from opendata_queue.store.settings import CROWDED_FILES
 from opendata_queue.store.translation import translated
 from opendata_queue.store.waiting import in_time
 
@@ -59,11 +58,6 @@ class Upkeep:
             return 0
         files = [*manifest.l0, *manifest.compacted]
         return sum(int(one.estimated_size_bytes) for one in files)
-
-    async def is_crowded(self) -> bool:
-        """Whether so many files wait for a compaction that it should not be long in coming."""
-        waiting, _ = await self.file_counts()
-        return waiting >= CROWDED_FILES
 
     async def file_counts(self) -> tuple[int, int]:
         """How many files wait for a compaction, and how many runs compactions have made."""
