@@ -774,6 +774,13 @@ class Engine(AsyncSystem):
         yield from self._objects.figures()
         yield from self._beside.figures()
 
+    @property
+    def troubles(self) -> list[str]:
+        """What is wrong, for people, though all is served."""
+        databases = [] if self._own is None else [self._own.database]
+        databases.append(self._queues.database)
+        return [one.trouble for one in databases if one.trouble is not None]
+
     # --- closing ----------------------------------------------------------------------------------
 
     async def close(self) -> None:

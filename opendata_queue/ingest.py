@@ -156,6 +156,12 @@ class Ingest(AsyncSystem):
         yield from self._objects.figures()
         yield from self._beside.figures()
 
+    @property
+    def troubles(self) -> list[str]:
+        """As ``Engine.troubles``."""
+        trouble = self._shard.database.trouble
+        return [] if trouble is None else [trouble]
+
     # --- beside -----------------------------------------------------------------------------------
 
     @property

@@ -86,6 +86,11 @@ LOCAL: Final = {
 }
 
 
+_CREATES_AGAIN: Final = Abilities(  # nothing else matters then, or is tried
+    creates_once=False, lists_at_once=True, reads_ranges=True, overwrite=Overwrite.NONE
+)
+
+
 async def probe(objects: Objects) -> Abilities:
     """Really try all of it, on an object that is removed afterwards; on S3 in six round trips."""
     name = secrets.token_hex(16)
@@ -93,20 +98,18 @@ async def probe(objects: Objects) -> Abilities:
     racers = _drawn()
     try:
         won = await asyncio.gather(*(objects.create(path, data) for data in racers))
+        if won.count(True) != 1:
+            return _CREATES_AGAIN
         found, names, part = await asyncio.gather(
             objects.read_tagged(path), objects.names(_FOLDER), objects.read_range(path, 8, 16)
         )
-        creates_once = won.count(True) == 1 and (
-            found is not None and found[0] == racers[won.index(True)]
-        )
-        overwrite = Overwrite.NONE
-        if creates_once:
-            overwrite = await _overwrite(objects, path)
+        if found is None or found[0] != racers[won.index(True)]:
+            return _CREATES_AGAIN
         return Abilities(
-            creates_once=creates_once,
+            creates_once=True,
             lists_at_once=name in names,
-            reads_ranges=found is not None and part == found[0][8:16],
-            overwrite=overwrite,
+            reads_ranges=part == found[0][8:16],
+            overwrite=await _overwrite(objects, path),
         )
     finally:
         await objects.delete(path)

@@ -223,10 +223,7 @@ class Objects:
             self.requests += 1
             prefix = self.location.join(folder)
             found = await _answer(obstore.list_with_delimiter_async(self._store, prefix))
-            return [
-                (one["path"].rpartition("/")[2], round(one["last_modified"].timestamp() * 1000))
-                for one in found["objects"]
-            ]
+            return [(one["path"].rpartition("/")[2], _modified_ms(one)) for one in found["objects"]]
 
     async def names(self, folder: str) -> list[str]:
         """The names of the objects right in ``folder``, in their order; for small folders."""
@@ -278,6 +275,19 @@ class Objects:
                 if self.location.kind is StoreKind.S3 and len(found) >= limit:
                     break
         return sorted(found)[:limit]
+
+    async def list_with_times(self, folder: str, limit: int) -> list[tuple[str, int, int]]:
+        """Some objects right in ``folder``: names, sizes, and when they were written."""
+        prefix = self.location.join(folder)
+        with translated(f"list {self.location.url_of(folder)}"):
+            listing = obstore.list(self._store, prefix, chunk_size=limit)
+            async for chunk in _chunks(listing):
+                self.requests += 1
+                return [
+                    (one["path"].rpartition("/")[2], one["size"], _modified_ms(one))
+                    for one in chunk
+                ]
+        return []
 
     async def size_bytes(self, folder: str = "") -> int:
         """The bytes of all objects under ``folder``, as the bucket counts them.
@@ -399,6 +409,10 @@ async def _answer(request: Awaitable[_T]) -> _T:
             if not answer.cancel() and not answer.cancelled():
                 answer.exception()  # looked at, so that nobody complains that it was not
         raise
+
+
+def _modified_ms(found: Any) -> int:
+    return int(found["last_modified"].timestamp() * 1000)
 
 
 async def _chunks(listing: Any) -> AsyncIterator[Any]:

@@ -86,6 +86,9 @@ class StoreSettings:
     garbage_age_ms: int = 60_000
     """How old such a file must be. Readers in other processes may still be replaying it."""
 
+    unguarded_age_ms: int = 900_000
+    """How old a manifest must be on an S3 that can't overwrite an object by its ETag (RFC 0015)."""
+
     compaction_poll_ms: int | None = None
     """How often SlateDB looks whether there are files to compact, and what has been compacted;
     every 15 s on S3, where that is eight reads for each database, busy or not, and every second

@@ -8,10 +8,9 @@ from typing import Final, TypeVar
 
 import slatedb.uniffi as slatedb
 
-from opendata_queue.clock import SystemClock
 from opendata_queue.errors import OdqError
 from opendata_queue.store.abilities import Overwrite
-from opendata_queue.store.boundaries import move_boundaries
+from opendata_queue.store.boundaries import Boundaries
 from opendata_queue.store.compaction import is_compacting, rewrite_everything
 from opendata_queue.store.durable_files import TreeSync
 from opendata_queue.store.garbage_record import GarbageRecord
@@ -33,7 +32,6 @@ T = TypeVar("T")
 _GARBAGE_TIMEOUTS: Final = 5
 """In timeouts of an outage. A round may have much to remove, and goes on where the last one was
 cut off."""
-_SLACK_MS: Final = 10_000
 
 
 class Upkeep:
@@ -75,6 +73,11 @@ class Upkeep:
             return 0
         return int(manifest.next_wal_sst_id - 1 - manifest.replay_after_wal_id)
 
+    async def first_needed_wal_file(self) -> int:
+        """The number of the first WAL file that whoever opens the database has to read."""
+        manifest = await self._in_time(f"read {self.name}", self._admin().read_manifest(None))
+        return 0 if manifest is None else int(manifest.replay_after_wal_id)
+
     async def compact(self) -> bool:
         """Have all files rewritten as one run, without what was deleted or is past its time.
 
@@ -103,12 +106,41 @@ class Upkeep:
         self.record.succeeded()
 
     async def _collect(self, min_age_ms: int | None) -> None:
-        admin = self._admin()
-        options = await self._garbage_options(min_age_ms)
+        admin, settings = self._admin(), self._objects.settings
+        options = settings.garbage_options(min_age_ms)
+        boundaries = await self._boundaries(min_age_ms)
+        if self._objects.location.kind is StoreKind.FILE:
+            self._leave_boundaries_out(options, min_age_ms)
         if self._tree_sync is not None:
             await self._sync_newest_manifest(admin)
-        await admin.run_gc_once(options)
+        if boundaries is None:
+            await admin.run_gc_once(options)
+        else:
+            await boundaries.move()
+            least = settings.garbage_options(boundaries.age_for_slatedb_ms)
+            options.manifest_options = least.manifest_options
+            options.compactions_options = least.compactions_options
+            await boundaries.moved_beside(admin.run_gc_once(options))
         await asyncio.to_thread(self.sync_tree)
+
+    async def _boundaries(self, min_age_ms: int | None) -> Boundaries | None:
+        """Those of SlateDB, where it can't move them itself (RFC 0015).
+
+        A boundary says up to which number manifests and lists of compactions may be gone, so that a
+        process which has stood still meanwhile can't write one of those anew and take that for a
+        success. To move it takes a conditional overwrite.
+        """
+        if self._objects.location.kind is not StoreKind.S3:
+            return None
+        abilities = await (self._objects.probe() if self._doubted else self._objects.abilities())
+        self._doubted = False
+        if abilities.overwrite is Overwrite.QUOTED:
+            return None
+        settings = self._objects.settings
+        age_ms = settings.garbage_age_ms if min_age_ms is None else min_age_ms
+        if abilities.overwrite is Overwrite.NONE:
+            age_ms = max(age_ms, settings.unguarded_age_ms)
+        return Boundaries(self._objects, self._path, how=abilities.overwrite, age_ms=age_ms)
 
     async def sync_in_use(self) -> int:
         """Sync the files that the newest manifest and the newest list of compactions need, and
@@ -135,24 +167,6 @@ class Upkeep:
         if self._tree_sync is not None:
             self._tree_sync.sync_new_files()
 
-    async def _garbage_options(self, min_age_ms: int | None) -> slatedb.GarbageCollectorOptions:
-        """What to remove, after SlateDB's boundaries were moved where it can't do so (RFC 0015).
-
-        A boundary says up to which number manifests and lists of compactions may be gone, so that a
-        process which has stood still meanwhile can't write one of those anew and take that for a
-        success. To move it takes a conditional overwrite.
-        """
-        settings = self._objects.settings
-        options = settings.garbage_options(min_age_ms)
-        if self._objects.location.kind is StoreKind.FILE:
-            self._leave_boundaries_out(options, min_age_ms)
-            return options
-        abilities = await (self._objects.probe() if self._doubted else self._objects.abilities())
-        self._doubted = False
-        if abilities.overwrite is not Overwrite.QUOTED:
-            await self._move_boundaries(options, min_age_ms, abilities.overwrite)
-        return options
-
     def _leave_boundaries_out(
         self, options: slatedb.GarbageCollectorOptions, min_age_ms: int | None
     ) -> None:
@@ -168,27 +182,6 @@ class Upkeep:
         settings = self._objects.settings
         options.disable_boundary_files = True
         least = settings.garbage_options(max(min_age_ms or 0, settings.garbage_age_ms))
-        options.manifest_options = least.manifest_options
-        options.compactions_options = least.compactions_options
-
-    async def _move_boundaries(
-        self, options: slatedb.GarbageCollectorOptions, min_age_ms: int | None, how: Overwrite
-    ) -> None:
-        """Move the boundaries behind all that SlateDB is going to remove, so that it need not.
-
-        It goes by their age in an instant from now: so it is given a higher one. If this process
-        stands still until then for longer than that, SlateDB would have to move a boundary itself,
-        tries in vain, and removes nothing; the next round begins anew.
-        """
-        settings = self._objects.settings
-        age_ms = settings.garbage_age_ms if min_age_ms is None else min_age_ms
-        if how is Overwrite.NONE:
-            age_ms = max(age_ms, settings.garbage_age_ms, settings.replaced_files_kept_ms)
-        clock = SystemClock()
-        began_ms = clock.now_ms()
-        await move_boundaries(self._objects, self._path, how=how, now_ms=began_ms, age_ms=age_ms)
-        took_ms = max(0, clock.now_ms() - began_ms)
-        least = settings.garbage_options(age_ms + took_ms + min(age_ms, _SLACK_MS))
         options.manifest_options = least.manifest_options
         options.compactions_options = least.compactions_options
 

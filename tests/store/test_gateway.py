@@ -20,7 +20,7 @@ from opendata_queue.store import (
     StoreSettings,
     Upkeep,
 )
-from opendata_queue.store.boundaries import move_boundaries
+from opendata_queue.store.boundaries import Boundaries
 from opendata_queue.store.waiting import in_time, timeout_figures
 from opendata_queue.system import open_root
 from opendata_queue.testing import ManualClock
@@ -29,7 +29,7 @@ from tests.s3_server import S3Server
 
 SETTINGS = StoreSettings(
     garbage_age_ms=1,
-    replaced_files_kept_ms=1,
+    unguarded_age_ms=1,
     garbage_interval_ms=3_600_000,
     compaction_poll_ms=3_600_000,
 )
@@ -209,25 +209,20 @@ async def test_a_boundary_that_several_move_at_once_never_goes_back(
     s3_environment.take_if_match(quoted=False, bare=True)
     for number in range(1, 9):
         await objects.write(f"db/manifest/{number:020}.manifest", b"")
-    written = [at_ms for _, at_ms in await objects.modified("db/manifest")]
     await objects.write("db/gc/manifest.boundary", b"1")
+    boundaries = Boundaries(objects, "db", how=Overwrite.BARE, age_ms=-2_000)
 
-    async def move(number: int) -> None:
-        await move_boundaries(
-            objects, "db", how=Overwrite.BARE, now_ms=max(written) + 1_000 + number, age_ms=1
-        )
-
-    await asyncio.gather(*(move(number) for number in range(8)))
+    await asyncio.gather(*(boundaries.move() for _ in range(8)))
 
     assert await boundary_of(objects) == 7
 
 
 async def test_collecting_that_gets_nowhere_ends_is_counted_and_finds_out_why(
-    new_s3_root: NewRoot, s3_environment: S3Server, caplog: pytest.LogCaptureFixture
+    objects: Objects, s3_environment: S3Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = StoreSettings(garbage_age_ms=1, compaction_poll_ms=3_600_000, outage_timeout_ms=400)
-    objects = Objects.open(new_s3_root(), settings)
     await objects.abilities()
+    impatient = StoreSettings(garbage_age_ms=1, outage_timeout_ms=400)
+    upkeep = Upkeep(Objects.open(str(objects.location), impatient), "db")
     database = await Database.open(objects, "db")
     try:
         await fill(database, b"a", b"b")
@@ -239,21 +234,25 @@ async def test_collecting_that_gets_nowhere_ends_is_counted_and_finds_out_why(
             caplog.at_level(logging.WARNING),
             pytest.raises(StoreUnavailableError, match=r"collect garbage of s3://.*/db: no answer"),
         ):
-            await database.collect_garbage()
-        s3_environment.reset_requests(path_contains="/db/gc/")
-        figures = {one.name: one.value for one in database.figures()}
-        assert figures["odq_garbage_rounds_failed"] == 1
-        assert figures["odq_garbage_failures_in_a_row"] == 1
+            await upkeep.collect_garbage()
+        assert rounds(upkeep) == (1, 1, 1)
         assert "collect garbage of" in caplog.text
 
-        await database.collect_garbage()  # finds out anew what the store can do
+        s3_environment.reset_requests(path_contains="/db/gc/")
+        await Upkeep(objects, "db").collect_garbage(min_age_ms=3_600_000)
+        assert s3_environment.requests()["PUT"] == 0  # SlateDB has stopped trying
 
-        assert s3_environment.requests()["PUT"] <= 2  # and SlateDB has stopped trying
-        assert (await objects.abilities()).overwrite is Overwrite.BARE
-        figures = {one.name: one.value for one in database.figures()}
-        assert figures["odq_garbage_failures_in_a_row"] == 0
+        upkeep._timeout_ms = SETTINGS.outage_timeout_ms
+        await upkeep.collect_garbage()  # finds out anew what the store can do
+        assert rounds(upkeep) == (2, 1, 0)
+        assert await boundary_of(objects) > 1
     finally:
         await database.close()
+
+
+def rounds(upkeep: Upkeep) -> tuple[float, ...]:
+    """How many there were, how many have failed, and how many of the last ones."""
+    return tuple(one.value for one in upkeep.record.figures(()))
 
 
 # --- time limits ----------------------------------------------------------------------------------
