@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
         "opendata_queue.errors",
         "opendata_queue.checks",
         "opendata_queue.clock",
+        "opendata_queue.control_files",
         "opendata_queue.process_identity",
         "opendata_queue.tasks",
         "opendata_queue.testing",
@@ -31,7 +32,6 @@ LAYERS: list[set[str]] = [
     {
         "opendata_queue.beside",
         "opendata_queue.committer",
-        "opendata_queue.control_files",
         "opendata_queue.features",
         "opendata_queue.messages",
         "opendata_queue.system",
