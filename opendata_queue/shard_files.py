@@ -86,6 +86,10 @@ class ShardFiles:
         names = await self._objects.names_after(_BULK_FOLDER, f"{after:010}.json", limit)
         return _numbers(names)
 
+    def url_of(self, shard: int) -> str:
+        """The file that reserves a shard."""
+        return self._objects.location.url_of(_path(shard))
+
     async def read(self, shard: int) -> Reservation | None:
         """Who reserved a shard; none if nobody did."""
         path = _path(shard)
@@ -129,6 +133,10 @@ class ShardFiles:
             "Jobs have reserved more than 57,600 shards a day for long: use fewer partitions "
             "(coalesce), or longer triggers"
         )
+
+    async def restore(self, shard: int, *, now_ms: int) -> None:
+        """Reserve a live shard again whose file was lost."""
+        await self._try(shard, ShardKind.LIVE, now_ms, None)
 
     async def remove(self, shard: int) -> None:
         """Forget a reservation; its number may be given out again only if it is a live one."""

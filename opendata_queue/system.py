@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import secrets
 import uuid
 from collections.abc import Awaitable
@@ -24,6 +25,8 @@ FORMAT_VERSION: Final = 2
 
 DESCRIPTOR_PATH: Final = "system.json"
 _NO_ROOT: Final = "does not describe a root"
+_REMAINS: Final = frozenset({"messages", "owners", "queues"})
+_OF_A_ROOT: Final = re.compile(r"\d{5,10}|queues|messages-\d{5}")
 _SECRET_BYTES: Final = 32
 
 A = TypeVar("A")
@@ -82,6 +85,7 @@ async def open_root(objects: Objects, clock: Clock) -> SystemDescriptor:
     """
     content = await objects.read(DESCRIPTOR_PATH)
     if content is None:
+        await _refuse_remains(objects)
         features = await named_features(objects)
         await check_features(objects, features)
         # Before the descriptor, which says that they are to be looked for.
@@ -109,6 +113,7 @@ async def read_root(objects: Objects) -> SystemDescriptor | None:
     """The descriptor of a root; none if there is no root. Nothing is made."""
     content, features = await _both(objects.read(DESCRIPTOR_PATH), named_features(objects))
     if content is None:
+        await _refuse_remains(objects)
         return None
     descriptor = described(content, _url(objects))
     await check_features(objects, features)
@@ -134,6 +139,22 @@ async def require_features(
             await objects.write(DESCRIPTOR_PATH, content)
         descriptor = _with(described(content, _url(objects)), descriptor.features)
     return _with(descriptor, descriptor.features | features)
+
+
+async def _refuse_remains(objects: Objects) -> None:
+    """Refuse a place without a descriptor where there is all else of a root: it was lost."""
+    left = [
+        f"{folder}/{one}"
+        for folder in sorted(_REMAINS.intersection(await objects.folders("")))
+        for one in await objects.folders(folder)
+        if _OF_A_ROOT.fullmatch(one)
+    ]
+    # Another process may have made the root meanwhile.
+    if left and await objects.read(DESCRIPTOR_PATH) is None:
+        raise CorruptStoreError(
+            f"{_url(objects)} is missing, and {left[0]} is there: restore it from a backup; or "
+            "let `odq repair` make a new one, with which receipts that were handed out are void"
+        )
 
 
 def described(content: bytes, name: str) -> SystemDescriptor:

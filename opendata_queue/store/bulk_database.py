@@ -10,6 +10,7 @@ import slatedb.uniffi as slatedb
 
 from opendata_queue.errors import InvalidInputError, OdqError
 from opendata_queue.store.batch_writer import active_tier, commit_rows, write_rows
+from opendata_queue.store.bulk_proof import leave_proof
 from opendata_queue.store.database import prepare_folder
 from opendata_queue.store.durable_files import TreeSync
 from opendata_queue.store.location import StoreKind
@@ -76,6 +77,7 @@ class BulkDatabase:
             await in_time(commit_rows(self._db, _NO_ROWS), self._timeout_ms, doing)
             await in_time(self._db.shutdown(), self._timeout_ms, doing)
             await asyncio.to_thread(self._sync)
+        await leave_proof(self._objects, self._path)
 
     async def abandon(self) -> None:
         """Close without a promise; what goes wrong is only logged."""

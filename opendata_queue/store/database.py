@@ -24,6 +24,7 @@ from opendata_queue.errors import (
 )
 from opendata_queue.store.batch_reader import Row, first_rows, next_rows
 from opendata_queue.store.batch_writer import active_tier, commit_rows
+from opendata_queue.store.bulk_proof import check_proof
 from opendata_queue.store.damage import cut_file, set_unfounded_files_aside
 from opendata_queue.store.durable_files import (
     WalSync,
@@ -598,7 +599,8 @@ class DatabaseReader(DatabaseReads):
             )
         )
         with translated(f"read {name}"):
-            handle = await in_time(builder.build(), settings.outage_timeout_ms, f"read {name}")
+            opening = in_time(builder.build(), settings.outage_timeout_ms, f"read {name}")
+            handle = await (_proven(opening, objects, path) if complete else opening)
         return cls(handle, objects, path)
 
     @classmethod
@@ -650,6 +652,22 @@ class DatabaseReader(DatabaseReads):
         doing = f"close {self.name}"
         with translated(doing):
             await in_time(self._reader.shutdown(), self._outage_timeout_ms, doing)
+
+
+async def _proven(
+    opening: Awaitable[slatedb.DbReader], objects: Objects, path: str
+) -> slatedb.DbReader:
+    """A reader of a bulk shard that is proven to be whole; that is found out beside its opening."""
+    handle, proof = await asyncio.gather(
+        opening, check_proof(objects, path), return_exceptions=True
+    )
+    if isinstance(proof, BaseException):  # which says what file it is, if both fail
+        if not isinstance(handle, BaseException):
+            await in_time(handle.shutdown(), objects.settings.outage_timeout_ms, f"close {path}")
+        raise proof
+    if isinstance(handle, BaseException):
+        raise handle
+    return handle
 
 
 class _Closeable(Protocol):

@@ -245,7 +245,7 @@ class Objects:
             if self.location.kind is StoreKind.FILE:
                 place = self.location.folder / folder
                 return sorted(await asyncio.to_thread(list, folders_in(place)))
-            prefix = self.location.join(folder)
+            prefix = self.location.join(folder) or None
             found = await _answer(obstore.list_with_delimiter_async(self._store, prefix))
             return sorted(one.rstrip("/").rpartition("/")[2] for one in found["common_prefixes"])
 

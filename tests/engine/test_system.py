@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from opendata_queue import CorruptStoreError, Engine, FormatVersionError, StoreSettings
+from opendata_queue import CorruptStoreError, Engine, FormatVersionError, StoreSettings, open_async
 from opendata_queue.control_files import sealed
 from opendata_queue.queue_store import QueueStore
 from opendata_queue.store import Database, Objects
@@ -86,6 +86,18 @@ async def test_a_damaged_description_is_refused(content: bytes, complaint: str) 
 
     with pytest.raises(CorruptStoreError, match=complaint):
         await open_root(objects, CLOCK)
+
+
+async def test_a_root_whose_description_is_lost_is_no_new_one(root: str) -> None:
+    async with await Engine.open(root) as system:
+        await system.create_queue("q")
+    objects = Objects.open(root, StoreSettings())
+    await objects.delete("system.json")
+
+    for opening in (Engine.open(root), open_async(root, read_only=True)):
+        with pytest.raises(CorruptStoreError, match=r"system\.json is missing, and .*odq repair"):
+            await opening
+    assert await objects.read("system.json") is None
 
 
 @pytest.mark.parametrize("broken", ["messages/00000", "queues/00000"])
