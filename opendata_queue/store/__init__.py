@@ -1,6 +1,6 @@
 """The store seam: all that touches SlateDB and obstore is in this package."""
 
-from opendata_queue.store.batch_reader import Row
+from opendata_queue.store.batch_reader import Row, ScannedRows
 from opendata_queue.store.batch_writer import Tier, active_tier
 from opendata_queue.store.bulk_database import BulkDatabase
 from opendata_queue.store.database import BlockCache, Database, DatabaseReader, DatabaseReads
@@ -8,6 +8,7 @@ from opendata_queue.store.figures import Distribution, Figure
 from opendata_queue.store.journal import has_journal
 from opendata_queue.store.last_calls import wait_for_last_calls
 from opendata_queue.store.location import Location, StoreKind
+from opendata_queue.store.log_columns import read_log
 from opendata_queue.store.objects import Objects, forget_memory_root
 from opendata_queue.store.packed_rows import AnyRows, PackedRows
 from opendata_queue.store.rows import Rows
@@ -32,6 +33,7 @@ __all__ = [
     "Row",
     "Rows",
     "S3Access",
+    "ScannedRows",
     "StoreKind",
     "StoreSettings",
     "Tier",
@@ -39,5 +41,6 @@ __all__ = [
     "active_tier",
     "forget_memory_root",
     "has_journal",
+    "read_log",
     "wait_for_last_calls",
 ]
