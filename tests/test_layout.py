@@ -33,6 +33,7 @@ LAYERS: list[set[str]] = [
         "opendata_queue.committer",
         "opendata_queue.messages",
         "opendata_queue.system",
+        "opendata_queue.turns",
     },
     {
         "opendata_queue.commit_files",
