@@ -304,6 +304,7 @@ class Engine(AsyncSystem):
     # --- publishing and reading -------------------------------------------------------------------
 
     async def publish_many(self, messages: Sequence[NewMessage]) -> list[int]:
+        self._queues.turns.called()
         return await (self._own or await self._no_shard()).publish_many(messages)
 
     async def _no_shard(self) -> NoReturn:
@@ -314,9 +315,11 @@ class Engine(AsyncSystem):
 
         They have no keys of their own; the namespace is that of the first one.
         """
+        self._queues.turns.called()
         return await (self._own or await self._no_shard()).publish_once(messages, key)
 
     async def read_many(self, message_ids: Iterable[int]) -> list[StoredMessage | None]:
+        self._queues.turns.called()
         ids = list(message_ids)
         return await self._visible(ids, await self._messages.read_many(ids))
 
@@ -324,6 +327,7 @@ class Engine(AsyncSystem):
         self, message_ids: list[int], within: Allowance
     ) -> list[StoredMessage | None]:
         """The first of them, as many as fit."""
+        self._queues.turns.called()
         found = await read_within(self._messages.read_many, message_ids, within)
         return await self._visible(message_ids[: len(found)], found)
 
@@ -461,6 +465,7 @@ class Engine(AsyncSystem):
         return self._queues.count(namespace)
 
     async def stats(self, name: str) -> QueueStats:
+        self._queues.turns.called()
         self._queues.committer.check_open()
         await self._following.own_is_routed()
         oldest = await self._browser.oldest(name)
@@ -486,6 +491,7 @@ class Engine(AsyncSystem):
     async def peek(
         self, name: str, count: int = 1, *, within: Allowance | None = None
     ) -> list[PeekedMessage]:
+        self._queues.turns.called()
         check_integer("count", count, 1, MAX_AT_ONCE)
         self._following.check_running()
         await self._following.own_is_routed()
@@ -500,11 +506,13 @@ class Engine(AsyncSystem):
     async def browse(
         self, name: str, state: BrowsedState, *, after: str | None = None, limit: int = 100
     ) -> QueuePage:
+        self._queues.turns.called()
         check_integer("limit", limit, 1, MAX_AT_ONCE)
         await self._following.own_is_routed()
         return await self._browser.browse(name, state, after=after, limit=limit)
 
     async def history(self, message_id: int) -> MessageHistory | None:
+        self._queues.turns.called()
         check_integer("message_id", message_id, 0, MAX_MESSAGE_ID)
         if not await self._following.is_visible(message_id >> 32):
             return None
@@ -534,6 +542,7 @@ class Engine(AsyncSystem):
         within: Allowance | None = None,
     ) -> list[ClaimedMessage]:
         """See ``AsyncSystem``. What does not fit ``within`` some bytes is given back at once."""
+        self._queues.turns.called()
         self._following.check_running()
         queue = self._queues.queue(name)
         if queue.replays:
@@ -645,6 +654,7 @@ class Engine(AsyncSystem):
         return claimed, gone, broken
 
     async def ack(self, name: str, *receipts: str | ClaimedMessage) -> list[Outcome]:
+        self._queues.turns.called()
         return await self._queues.ack(name, self._claims(name, receipts))
 
     async def nack(
@@ -654,15 +664,18 @@ class Engine(AsyncSystem):
         error: str = "",
         delay_ms: int | None = None,
     ) -> list[Outcome]:
+        self._queues.turns.called()
         claims = self._claims(name, receipts)
         return await self._queues.nack(name, claims, error=error, delay_ms=delay_ms)
 
     async def release(self, name: str, *receipts: str | ClaimedMessage) -> list[Outcome]:
+        self._queues.turns.called()
         return await self._queues.release(name, self._claims(name, receipts))
 
     async def extend(
         self, name: str, *receipts: str | ClaimedMessage, lease_ms: int | None = None
     ) -> list[int | None]:
+        self._queues.turns.called()
         claims = self._claims(name, receipts)
         return await self._queues.extend(name, claims, lease_ms=lease_ms)
 
@@ -675,6 +688,7 @@ class Engine(AsyncSystem):
     async def failed(
         self, name: str, *, filter: str | None = None, after_id: int = -1, limit: int = 100
     ) -> list[FailedMessage]:
+        self._queues.turns.called()
         check_integer("limit", limit, 1, MAX_AT_ONCE)
         check_integer("after_id", after_id, -1, MAX_MESSAGE_ID)
         wanted = None if filter is None else await given_filter(filter)
@@ -724,6 +738,7 @@ class Engine(AsyncSystem):
         *,
         again: bool,
     ) -> list[int]:
+        self._queues.turns.called()
         _check_choice(message_ids, every, filter)
         check_integer("limit", limit, 1, MAX_FAILED_AT_ONCE)
         if message_ids:

@@ -50,6 +50,7 @@ from opendata_queue.store import Database, Objects, Rows
 from opendata_queue.stored_queue import StoredQueue, consumers_of, failures_in
 from opendata_queue.sweeper import Sweeper
 from opendata_queue.tasks import end_tasks
+from opendata_queue.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,8 @@ class QueueStore:
         self.committer = GroupCommitter(database, limits, self._prepare, self._wake_everybody)
         self.ledger = AttemptsLedger(database)
         self.bulk = BulkRegistry(database, self.committer)
+        self.turns = Turns()
+        """Of all that is done in the background."""
         self._administering = asyncio.Lock()
         self._refills: set[asyncio.Task[None]] = set()
         self.on_refill: Callable[[list[int]], None] | None = None

@@ -38,6 +38,7 @@ LAYERS: list[set[str]] = [
         "opendata_queue.features",
         "opendata_queue.messages",
         "opendata_queue.system",
+        "opendata_queue.turns",
     },
     {
         "opendata_queue.commit_files",

@@ -1,7 +1,7 @@
 """The store seam: all that touches SlateDB and obstore is in this package."""
 
 from opendata_queue.store.abilities import Abilities, Overwrite
-from opendata_queue.store.batch_reader import Row
+from opendata_queue.store.batch_reader import Row, ScannedRows
 from opendata_queue.store.batch_writer import Tier, active_tier
 from opendata_queue.store.bulk_database import BulkDatabase
 from opendata_queue.store.check import check_database, repair_database
@@ -11,6 +11,7 @@ from opendata_queue.store.journal import has_journal
 from opendata_queue.store.last_calls import wait_for_last_calls
 from opendata_queue.store.local_files import readable_by
 from opendata_queue.store.location import Location, StoreKind
+from opendata_queue.store.log_columns import read_log
 from opendata_queue.store.objects import Objects, forget_memory_root
 from opendata_queue.store.packed_rows import AnyRows, PackedRows
 from opendata_queue.store.problems import Problem
@@ -39,6 +40,7 @@ __all__ = [
     "Row",
     "Rows",
     "S3Access",
+    "ScannedRows",
     "StoreKind",
     "StoreSettings",
     "Tier",
@@ -47,6 +49,7 @@ __all__ = [
     "check_database",
     "forget_memory_root",
     "has_journal",
+    "read_log",
     "readable_by",
     "repair_database",
     "wait_for_last_calls",

@@ -22,7 +22,14 @@ from opendata_queue.errors import (
     StoreAccessError,
     StoreUnavailableError,
 )
-from opendata_queue.store.batch_reader import Row, first_rows, next_rows
+from opendata_queue.store.batch_reader import (
+    Row,
+    ScannedRows,
+    first_packed,
+    first_rows,
+    next_packed,
+    next_rows,
+)
 from opendata_queue.store.batch_writer import active_tier, commit_rows
 from opendata_queue.store.bulk_proof import check_proof
 from opendata_queue.store.damage import cut_file, set_unfounded_files_aside
@@ -221,6 +228,32 @@ class DatabaseReads:
                 return
             if left is not None:
                 left -= len(chunk)
+
+    async def scan_packed(
+        self, start: bytes, end: bytes, *, limit: int | None = None
+    ) -> AsyncIterator[ScannedRows]:
+        """``scan``, its chunks as they came: for a reader that takes them apart by column."""
+        doing, options = f"scan {self.name}", self._options
+        if limit is not None and limit <= SCAN_ROWS:
+            if start < end and limit > 0:
+                yield await self._answer(
+                    lambda: first_packed(self._reads, start, end, options.short_scan, limit),
+                    doing,
+                    start,
+                )
+            return
+        span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
+        iterator = await self._answer(
+            lambda: self._reads.scan_with_options(span, options.scan), doing, start
+        )
+        while limit is None or limit > 0:
+            wanted = SCAN_ROWS if limit is None else min(SCAN_ROWS, limit)
+            chunk = await self._answer(partial(next_packed, iterator, wanted), doing, start)
+            yield chunk
+            if len(chunk) < wanted:
+                return
+            if limit is not None:
+                limit -= len(chunk)
 
     async def last(self, start: bytes, end: bytes) -> Row | None:
         """The last durable row from ``start`` up to, not including, ``end``."""
@@ -658,9 +691,10 @@ async def _proven(
     opening: Awaitable[slatedb.DbReader], objects: Objects, path: str
 ) -> slatedb.DbReader:
     """A reader of a bulk shard that is proven to be whole; that is found out beside its opening."""
-    handle, proof = await asyncio.gather(
+    outcomes: tuple[slatedb.DbReader | BaseException, BaseException | None] = await asyncio.gather(
         opening, check_proof(objects, path), return_exceptions=True
     )
+    handle, proof = outcomes
     if isinstance(proof, BaseException):  # which says what file it is, if both fail
         if not isinstance(handle, BaseException):
             await in_time(handle.shutdown(), objects.settings.outage_timeout_ms, f"close {path}")
