@@ -84,6 +84,20 @@ class Held(NamedTuple):
         return Claim(self.message_id, self.attempts, self.claimed_at)
 
 
+def in_order(held: Iterable[Held]) -> list[Held]:
+    """What was claimed at several moments, as if it had been at one.
+
+    The best priority comes first, each lane is in the order of its ids, and lanes have the turns
+    that they had.
+    """
+    by_priority = sorted(held, key=lambda one: one.priority)
+    lanes: dict[tuple[int, int], list[Held]] = {}
+    for one in by_priority:
+        lanes.setdefault((one.priority, lane_of(one.message_id)), []).append(one)
+    first = {lane: iter(sorted(those)) for lane, those in lanes.items()}  # ids come first in them
+    return [next(first[one.priority, lane_of(one.message_id)]) for one in by_priority]
+
+
 class Claim(NamedTuple):
     """What identifies one claim of one message."""
 

@@ -44,7 +44,7 @@ from opendata_queue.interface import Outcome, QueueStats
 from opendata_queue.lanes import Past
 from opendata_queue.queue_options import QueueOptions, check_name
 from opendata_queue.queue_removal import delete_rows, purge
-from opendata_queue.queue_state import Claim, Held, Waiting
+from opendata_queue.queue_state import Claim, Held, Waiting, in_order
 from opendata_queue.shard_files import FIRST_BULK_SHARD, OWNERS_SHARD, is_bulk
 from opendata_queue.store import Database, Objects, Rows
 from opendata_queue.stored_queue import StoredQueue, consumers_of, failures_in
@@ -521,7 +521,11 @@ class QueueStore:
         consumer: str,
         lease_ms: int,
     ) -> None:
-        """Add to ``claimed`` what is claimed, as it is claimed."""
+        """Add to ``claimed`` what is claimed, as it is claimed; in order in the end.
+
+        Time goes on meanwhile: a message whose rest has just ended may come before what is there.
+        """
+        moments = 0
         while len(claimed) < count:
             await self.committer.room()
             now = await self._bring_up_to_date(queue, count - len(claimed))
@@ -533,10 +537,13 @@ class QueueStore:
             if not held and queue.state.expired == expired:
                 break
             claimed += held
+            moments += bool(held)
             self._note_attempts(held, consumer, now)
             queue.changed()
             if not held:  # nobody waits for what has expired, but it can be seen
                 self.committer.commit()
+        if moments > 1:
+            claimed[:] = in_order(claimed)
 
     def _note_attempts(self, held: Sequence[Held], consumer: str, now: int) -> None:
         rows = self.committer.rows

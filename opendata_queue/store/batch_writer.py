@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import ctypes
 import enum
+import errno
 import functools
 import importlib
 import importlib.metadata
@@ -51,6 +52,8 @@ from opendata_queue.store.rows import HEADER, Op
 logger = logging.getLogger(__name__)
 
 TIER_VARIABLE = "ODQ_BATCH_WRITER"
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # no sync says this, only an open does
+_TRY_AGAIN_MS = 100
 
 
 class Tier(enum.StrEnum):
@@ -87,7 +90,38 @@ async def commit_rows(
     succeeded is then unknown to the caller. Commits that run at the same time are not ordered among
     themselves: await one before starting the next if their order matters.
     """
-    await _writer(tier)(db, rows, True, after_flush, on_start)
+    if not isinstance(after_flush, WalSync):
+        await _writer(tier)(db, rows, True, after_flush, on_start)
+        return
+    first = after_flush.next_number
+    try:
+        await _writer(tier)(db, rows, True, after_flush, on_start)
+    except OSError as error:
+        if error.errno not in _OUT_OF_DESCRIPTORS:
+            raise
+        logger.warning("%s: its newest files are synced as soon as they can be opened", error)
+        await _sync_in_the_end(after_flush, first)
+
+
+async def _sync_in_the_end(sync: WalSync, first: int) -> None:
+    """Sync files that could not be opened, once there are descriptors again.
+
+    A sync that has failed must not be repeated, for the system may have dropped what it did not
+    write. This one was not begun.
+    """
+    sync.hold()
+    try:
+        while True:
+            await asyncio.sleep(_TRY_AGAIN_MS / 1000)
+            try:
+                await in_worker(functools.partial(sync.sync_since, first))
+            except OSError as error:
+                if error.errno not in _OUT_OF_DESCRIPTORS:
+                    raise
+            else:
+                return
+    finally:
+        sync.let_go()
 
 
 async def write_rows(db: slatedb.Db, rows: AnyRows, *, tier: Tier | None = None) -> None:

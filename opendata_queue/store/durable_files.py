@@ -220,7 +220,10 @@ class WalSync:
 
     def __call__(self) -> None:
         """Sync the WAL files that a commit has made, then the folder; there is at least one."""
-        first = self.next_number
+        self.sync_since(self.next_number)
+
+    def sync_since(self, first: int) -> None:
+        """The same for a commit whose files begin with a number, and may be synced in part."""
         while True:
             try:
                 descriptor = os.open(self._path(self.next_number), os.O_RDONLY)

@@ -1,9 +1,9 @@
 """How much the next one who opens a database on S3 has to read first, and when that is too much.
 
 Each commit is a WAL object. Who opens the database reads all those since the last flush of the
-memtable, with two requests each and few at a time: 6 ms for each with 30 ms for a request, and
-there may be 4,096 of them, SlateDB's least limit. So the memtable is flushed after fewer. What is
-flushed stays in the block cache, and is read as fast as before.
+memtable, with two requests each and few at a time: 6 ms for each with 30 ms for a request. There
+may be 4,096 of them, SlateDB's least limit. So the memtable is flushed after fewer. What is flushed
+stays in the block cache, and is read as fast as before.
 """
 
 from __future__ import annotations

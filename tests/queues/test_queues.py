@@ -31,7 +31,9 @@ from opendata_queue import (
     QueueStats,
     StoreSettings,
 )
+from opendata_queue.queue_store import QueueStore
 from opendata_queue.store import Database, Objects, Rows
+from opendata_queue.stored_queue import StoredQueue
 from opendata_queue.testing import ManualClock
 
 
@@ -430,6 +432,26 @@ async def test_back_off_grows_until_the_message_fails(system: Engine, clock: Man
     )  # fmt: skip
     assert failed.failed_at_ms == clock.now_ms()
     assert (await system.stats("q")).failed == 1
+
+
+async def test_a_message_whose_rest_ends_during_a_claim_comes_before_younger_ones(
+    system: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await system.create_queue("q")
+    ids = [await system.publish(b"x") for _ in range(4)]
+    resting = await system.claim("q", count=2)
+    await system.nack("q", *(one.receipt for one in resting), delay_ms=1_000)
+    bring_up_to_date = QueueStore._bring_up_to_date
+
+    async def while_time_passes(store: QueueStore, queue: StoredQueue, count: int) -> int:
+        now = await bring_up_to_date(store, queue, count)
+        clock.advance_ms(1_000)  # after what was claimable at this moment was found
+        return now
+
+    monkeypatch.setattr(QueueStore, "_bring_up_to_date", while_time_passes)
+    claimed = await system.claim("q", count=10)
+
+    assert [one.message_id for one in claimed] == ids
 
 
 async def test_a_nack_may_name_its_own_delay(system: Engine, clock: ManualClock) -> None:

@@ -7,7 +7,9 @@ import contextlib
 import ctypes
 import json
 import logging
+import os
 import random
+import resource
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -391,6 +393,50 @@ async def test_a_wal_that_can_not_be_synced_is_no_success(tmp_path: Path, tier: 
         await commit_rows(database._db, rows_of((b"k", b"v")), tier=tier, after_flush=sync)
     sync.descriptor = real
     await database.close()
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let this process open nothing more for a while."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@every_tier
+async def test_a_wal_file_that_can_not_be_opened_is_synced_when_there_are_descriptors_again(
+    tmp_path: Path, tier: Tier, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_memory = await Store("memory:///", f"root-{tier}").open()  # it needs no descriptors itself
+    folder = tmp_path / "wal"
+    folder.mkdir()
+    sync = WalSync(tmp_path)
+    for number in (1, 2):
+        (folder / f"{number:020}.sst").write_bytes(b"x")
+    warm_up = rows_of((b"a", b"v"))
+    await commit_rows(in_memory, warm_up, tier=tier)  # what the event loop needs is open then
+
+    with no_descriptors():
+        commit = asyncio.ensure_future(
+            commit_rows(in_memory, rows_of((b"k", b"v")), tier=tier, after_flush=sync)
+        )
+        while "synced as soon as they can be opened" not in caplog.text:
+            assert not commit.done()
+            await asyncio.sleep(0)
+    await asyncio.wait_for(commit, HANG_S)
+
+    assert sync.next_number == 3
+    sync.close()
+    await in_memory.shutdown()
 
 
 @every_tier
