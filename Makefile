@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test explore lint bench bench-deep bench-parts serve clean
+.PHONY: demo test test-s3 explore lint bench bench-deep bench-parts serve clean
 
 # Two processors are busy with three at a time, since many tests wait for stores and processes; a
 # file stays on one, with its servers, and long files come first.
@@ -15,6 +15,15 @@ test: lint
 explore: $(READY)
 	ODQ_EXAMPLES=explore $(BIN)/python -m pytest -n 3 --dist loadfile \
 		tests/engine tests/filters tests/format tests/queues tests/retention tests/server
+
+# Against any S3: make test-s3 ENDPOINT=http://127.0.0.1:7480 BUCKET=odq-tests, with credentials in
+# AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Each run has a prefix of its own, and removes it.
+test-s3: $(READY)
+	@test -n "$(ENDPOINT)" || { echo "which S3? make test-s3 ENDPOINT=http://host:port"; exit 1; }
+	ODQ_TEST_S3_ENDPOINT=$(ENDPOINT) ODQ_TEST_S3_BUCKET=$(or $(BUCKET),odq-tests) \
+		$(BIN)/python -m pytest -n 2 --dist loadfile -rs tests/contract tests/engine tests/queues \
+		tests/ownership tests/retention tests/server/test_takeover.py tests/server/test_ending.py \
+		tests/shards tests/spark tests/store tests/api tests/cli
 
 lint: $(READY)
 	$(BIN)/ruff check .

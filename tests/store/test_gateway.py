@@ -108,7 +108,7 @@ async def test_what_a_store_can_do_is_found_out_and_remembered(
 async def test_what_is_old_or_of_another_store_is_found_out_anew(
     objects: Objects, damage: object
 ) -> None:
-    await objects.probe()
+    probed = await objects.probe()
     said = await objects.read("store.json")
     assert said is not None
     spoilt = json.dumps(damage(json.loads(said))).encode() if callable(damage) else damage
@@ -117,7 +117,7 @@ async def test_what_is_old_or_of_another_store_is_found_out_anew(
 
     found = await Objects.open(str(objects.location), SETTINGS).abilities()
 
-    assert found.overwrite is Overwrite.QUOTED
+    assert found == probed
     again = await objects.read("store.json")
     assert again is not None
     assert json.loads(again)["place"] == json.loads(said)["place"]
