@@ -49,6 +49,7 @@ bench-parts: $(READY)
 	$(BIN)/python benchmarks/encodings.py
 	$(BIN)/python benchmarks/filters.py
 	$(BIN)/python benchmarks/event_loop.py
+	$(BIN)/python benchmarks/routing.py
 	$(BIN)/python benchmarks/publish.py
 	$(BIN)/python benchmarks/retention.py
 	$(BIN)/python -m benchmarks.http

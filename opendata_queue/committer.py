@@ -189,7 +189,7 @@ class GroupCommitter:
         """
         await self.room()
         while len(self._batch.rows) >= most_rows:
-            self._wanted.set()
+            self.commit(lazy=True)  # what was added may be waiting for company, for any time
             taken: asyncio.Future[None] = self._loop.create_future()
             self._batch.starting.append(taken)
             await taken

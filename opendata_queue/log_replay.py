@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import takewhile
 from typing import Final
 
-from odq_encodings import BulkShard, MessageMetadata, Replay
+from odq_encodings import BulkShard, MessageMetadata, Replay, decode_headers
 from opendata_queue.errors import StoreUnavailableError
-from opendata_queue.filters import SystemFields
-from opendata_queue.metadata_log import Log
-from opendata_queue.pauses import Pauses
+from opendata_queue.filters import Filter, SystemFields
+from opendata_queue.metadata_log import Log, LogChunk
 from opendata_queue.queue_state import Waiting
 from opendata_queue.queue_store import ALL_BULK_SHARDS, QueueStore
 from opendata_queue.routing import retention_deadline
@@ -31,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 FROM_THE_BEGINNING_MS: Final = -(1 << 63)
 ENTRIES_AT_ONCE: Final = 1_000
-"""How much of the log one batch goes through; live traffic shares the commit with it."""
+"""How much of the log is read for one queue before it is the turn of the next one."""
+_ROUTED_AT_ONCE: Final = 128
+"""Messages, before the clock is asked whether a turn is over."""
 
 _SHARDS_AT_ONCE: Final = 1_000
 _TRY_AGAIN_MS: Final = 1_000
@@ -170,55 +172,104 @@ class LogReplay:
             low, high = replay.next_sequence, replay.end_sequence
             start = await first_since(log, low, high, replay.from_time - CLOCK_SLACK_MS)
         self._looked_up.add((queue, shard))
-        committer = self._store.committer
-        await committer.room()
-        entries = await _read(log, start, replay.end_sequence)
-        if queue.deleted:
-            return
-        waiting = await self._matching(queue, entries, replay.from_time)
-        if queue.deleted:
-            return
-        queue.state.route_many(waiting, self._store.clock.now_ms())
-        queue.put_replay(shard, replace(replay, next_sequence=_behind(entries, replay)))
+        limit = min(ENTRIES_AT_ONCE, replay.end_sequence - start)
+        wanted = log.chunks(lambda: queue.filter.headers, start, limit=limit)
+        found = [chunk async for chunk in wanted]
+        await self._replay_chunk(queue, shard, replay, found[0] if found else None, behind)
+
+    async def _replay_chunk(
+        self,
+        queue: StoredQueue,
+        shard: int,
+        replay: Replay,
+        chunk: LogChunk | None,
+        behind: Replay | None,
+    ) -> None:
+        """Go through what was read, in as many turns as it takes; nothing means that all is."""
+        place, count, committer = 0, 0, self._store.committer
+        sequences: list[int] = []
+        if chunk is not None:
+            ids = chunk.columns(queue.filter.headers).message_ids
+            sequences = [message_id & 0xFFFF_FFFF for message_id in ids]
+            count = bisect_left(sequences, replay.end_sequence)
+        while True:
+            async with self._store.turns.turn() as turn:
+                await self._store.room_for_turn(turn)
+                if queue.deleted:
+                    return
+                # The filter may have changed since the last turn.
+                matches = None if chunk is None else _Matches(queue.filter, chunk, replay.from_time)
+                try:
+                    while matches is not None and place < count:
+                        place = self._route(queue, matches, place, count)
+                        if turn.is_over:
+                            break
+                finally:  # in the same batch as what is routed, whatever happens
+                    if place or not count:
+                        reached = sequences[place - 1] + 1 if count else replay.end_sequence
+                        progress = replace(replay, next_sequence=reached)
+                        self._put_progress(queue, shard, progress, behind)
+                done = committer.commit(lazy=place < count)
+            if place >= count:
+                await committer.wait(done)
+                return
+
+    @staticmethod
+    def _put_progress(
+        queue: StoredQueue, shard: int, progress: Replay, behind: Replay | None
+    ) -> None:
+        queue.put_replay(shard, progress)
         if behind is not None and shard not in queue.replays:
             queue.put_replay(ALL_BULK_SHARDS, behind)
         queue.changed()
         queue.wake()
-        await committer.wait(committer.commit())
 
-    async def _matching(
-        self, queue: StoredQueue, entries: list[MessageMetadata], from_time: int
-    ) -> list[Waiting]:
-        """What is for a queue. Others may run meanwhile, and give it another filter: then anew."""
-        filter, pauses = queue.filter, Pauses()
-        waiting: list[Waiting] = []
-        for entry in entries:
-            if entry.received_at < from_time:
-                continue
-            await pauses.pause()
-            if queue.filter is not filter:
-                return await self._matching(queue, entries, from_time)
-            system = SystemFields(
-                entry.message_id, entry.created_at, entry.received_at, entry.visible_at
-            )
-            priority = filter.priority_if_match(dict(entry.headers), system)
-            if priority is None:
-                continue
-            deadline = retention_deadline(entry.received_at, entry.retention_seconds)
-            waiting.append(Waiting(priority, entry.message_id, entry.visible_at, deadline, 0))
-        return waiting
+    def _route(self, queue: StoredQueue, matches: _Matches, place: int, count: int) -> int:
+        """Route what matches of some entries from a place on; returns the place behind them."""
+        some = range(place, min(place + _ROUTED_AT_ONCE, count))
+        waiting = [one for at in some if (one := matches.waiting(at)) is not None]
+        queue.state.route_many(waiting, self._store.clock.now_ms())
+        return some.stop
+
+
+class _Matches:
+    """Which messages of a log match a filter."""
+
+    def __init__(self, filter: Filter, chunk: LogChunk, from_time: int) -> None:
+        self._filter = filter
+        self._from_time = from_time
+        self._columns = chunk.columns(filter.headers)
+        self._by_fields = filter.asks_for_system_fields
+        self._headers: dict[int, dict[str, str]] = {}
+        self._priorities: dict[int, int | None] = {}
+
+    def waiting(self, place: int) -> Waiting | None:
+        """A message as it waits in the queue, if it matches and was not received too early."""
+        columns = self._columns
+        received_at = columns.received_at[place]
+        if received_at < self._from_time:
+            return None
+        message_id, visible_at = columns.message_ids[place], columns.visible_at[place]
+        fields = SystemFields(message_id, columns.created_at[place], received_at, visible_at)
+        priority = self._priority(columns.kinds[place], fields)
+        if priority is None:
+            return None
+        deadline = retention_deadline(received_at, columns.retention_seconds[place])
+        return Waiting(priority, message_id, visible_at, deadline, 0)
+
+    def _priority(self, kind: int, fields: SystemFields) -> int | None:
+        if not self._by_fields and kind in self._priorities:
+            return self._priorities[kind]
+        if kind not in self._headers:
+            self._headers[kind] = decode_headers(self._columns.headers[kind])
+        priority = self._filter.priority_if_match(self._headers[kind], fields)
+        self._priorities[kind] = priority
+        return priority
 
 
 def _has_nothing(shard: BulkShard, sweep: Replay) -> bool:
     """Whether all of a shard is before the time at which a queue begins."""
     return not shard.messages or shard.committed_at < sweep.from_time - CLOCK_SLACK_MS
-
-
-async def _read(log: Log, start: int, end: int) -> list[MessageMetadata]:
-    """The next entries of a log, none from ``end`` on."""
-    limit = min(ENTRIES_AT_ONCE, end - start)
-    chunks = [chunk async for chunk in log.scan(start, limit=limit)] if limit > 0 else []
-    return [entry for chunk in chunks for entry in chunk if _sequence(entry) < end]
 
 
 async def first_since(log: Log, low: int, high: int, time_ms: int) -> int:
@@ -246,8 +297,3 @@ async def _first_from(log: Log, sequence: int) -> MessageMetadata | None:
 
 def _sequence(entry: MessageMetadata) -> int:
     return entry.message_id & 0xFFFF_FFFF
-
-
-def _behind(entries: list[MessageMetadata], replay: Replay) -> int:
-    """Where to go on after these entries: at the end, if there were none."""
-    return _sequence(entries[-1]) + 1 if entries else replay.end_sequence

@@ -50,7 +50,7 @@ from opendata_queue.store import Database, Objects, Rows
 from opendata_queue.stored_queue import StoredQueue, consumers_of, failures_in
 from opendata_queue.sweeper import Sweeper
 from opendata_queue.tasks import end_tasks
-from opendata_queue.turns import Turns
+from opendata_queue.turns import Turn, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,9 @@ ALL_BULK_SHARDS: Final = (1 << 32) - 1
 """Stands for all bulk shards in the key of a replay row (RFC 0009)."""
 
 _CLOCK_KEY: Final = ClockKey().encode()
-_LEASES_AT_ONCE: Final = 500
+_LEASES_AT_ONCE: Final = 250
+_ROWS_BESIDE_CALLERS: Final = 1_000
+"""A commit with so many rows gets no more from the background while callers may join it."""
 _ROUNDS_OF_DUE: Final = 2
 """How often a claim admits some hundred messages that are due before it takes what there is."""
 _LOOK_AGAIN_MS: Final = 60_000
@@ -624,6 +626,14 @@ class QueueStore:
         await self.committer.room()
         queue.check()
 
+    async def room_for_turn(self, turn: Turn) -> None:
+        """Begin a turn of background work when there is room for its rows."""
+        if turn.leaves_room:
+            await self.committer.room_beside_callers(_ROWS_BESIDE_CALLERS)
+        else:
+            await self.committer.room()
+        turn.begin()
+
     # --- keeping up -------------------------------------------------------------------------------
 
     async def _bring_up_to_date(self, queue: StoredQueue, count: int) -> int:
@@ -653,8 +663,9 @@ class QueueStore:
         If that is a great deal, only the first of it while there is something to claim: the rest is
         left to the sweeper, and nobody waits for it (RFC 0006, *Schedule*).
         """
-        if self._lease_is_over(queue):
-            await self._take_back_leases(queue, None)
+        while self._lease_is_over(queue):
+            await self._take_back_leases(queue, _LEASES_AT_ONCE)
+            await asyncio.sleep(0)  # a consumer that has died may have held thousands
         rounds = 0
         while self._is_due(queue) and (rounds < _ROUNDS_OF_DUE or not queue.state.available):
             await self._admit_due(queue)
@@ -689,7 +700,7 @@ class QueueStore:
         deadline = queue.state.next_lease_deadline
         return deadline is not None and deadline + self._grace_ms < self.clock.now_ms()
 
-    async def _take_back_leases(self, queue: StoredQueue, at_most: int | None) -> None:
+    async def _take_back_leases(self, queue: StoredQueue, at_most: int) -> None:
         await self._ready_to_give_back(queue)
         if queue.state.expire_leases(
             self.clock.now_ms(),

@@ -26,8 +26,6 @@ _PLACES_AT_LEAST: Final = 16
 _PLACES_AT_MOST: Final = 4_096
 """Into how many queues, all messages together, is routed before the clock is asked. It follows what
 that takes: a good part of a turn, and never all of it."""
-_ROWS_BESIDE_CALLERS: Final = 1_000
-"""How many rows a commit has to which no more are added while callers are about to join it."""
 _MAX_TIME_MS: Final = (1 << 63) - 1
 _KNOWN_AT_MOST: Final = 4_096
 _NO_FIELDS: Final = SystemFields(0, 0, 0, 0)
@@ -141,21 +139,13 @@ class Router:
         ids = chunk.columns(index.headers).message_ids
         while done < len(ids):
             async with self.store.turns.turn() as turn:
-                await self._room(turn)
+                await self.store.room_for_turn(turn)
                 # A filter may have come meanwhile that wants other headers.
                 columns = chunk.columns(index.headers)
                 step = partial(self._route_columns, columns)
                 done = self._route_for(turn, step, columns.message_ids, done)
             if on_batch is not None:
                 on_batch()
-
-    async def _room(self, turn: Turn) -> None:
-        """Begin a turn when there is room for its rows."""
-        if turn.leaves_room:
-            await self.store.committer.room_beside_callers(_ROWS_BESIDE_CALLERS)
-        else:
-            await self.store.committer.room()
-        turn.begin()
 
     def _route_for(
         self, turn: Turn, step: Callable[[int], int], ids: Sequence[int], first: int

@@ -3,9 +3,9 @@
 Routing, replaying and their like may have work for minutes, on the loop that serves every caller.
 So they work in turns, one of them at a time, in the order in which they ask. A turn is bounded by
 time and not by a number of messages: what a message costs depends on how many queues want it, and
-on their filters. While callers call, turns are shorter, and each is followed by a rest that is as
-long. So callers find the loop free at least half of the time, and background work goes on, however
-busy they are.
+on their filters. While callers call, turns are shorter, and each is followed by a rest that is at
+least as long. So callers find the loop free more than half of the time, and background work goes
+on, however busy they are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from opendata_queue.clock import monotonic_s
 
 TURN_S: Final = 0.005
-SHORT_TURN_S: Final = 0.001
+SHORT_TURN_S: Final = 0.000_5
 """Of a turn, while callers call: what they wait for, now and then, at each step of a call."""
 CALLED_LATELY_S: Final = 1.0
 """Turns are short for so long after a call: the next one may come at any moment."""

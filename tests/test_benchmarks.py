@@ -63,6 +63,16 @@ def test_the_time_of_the_event_loop_is_told_by_task(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_bulk_job_does_to_others_is_measured(tmp_path: Path) -> None:
+    shortest = ("--rows", "3000", "--shards", "2", "--seconds", "0.1")
+    done = run("routing.py", *shortest, "--root", tmp_path, quick=False)
+
+    assert done.returncode == 0, done.stderr
+    for title in ("3,000 rows routed alone", "µs of CPU", "while routing", "publish", "claim"):
+        assert title in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("script", ["http.py", "publish.py"])
 def test_a_file_called_http_hides_nothing_from_the_scripts_beside_it(script: str) -> None:
     done = run(script, "--help")

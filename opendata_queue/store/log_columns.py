@@ -39,7 +39,7 @@ def _read(native: Any, data: bytes, count: int, names: bytes | None) -> Metadata
     longs = (ctypes.c_uint64 * (_LONGS * count))()
     # Retentions, which headers each row has, how long each of these is, and how many there are.
     numbers = (ctypes.c_uint32 * (3 * count + 1))()
-    headers = bytearray(len(data))
+    headers = bytearray(len(data) or 1)
     result = native(
         data,
         len(data),

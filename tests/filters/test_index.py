@@ -106,7 +106,7 @@ def test_what_was_removed_leaves_nothing_behind() -> None:
 
     assert len(index) == 0
     assert 0 not in index
-    assert vars(index) | {"_next_order": 0} == vars(FilterIndex())
+    assert vars(index) | {"_next_order": 0, "version": 0} == vars(FilterIndex())
 
 
 # Small worlds, so that filters share terms with each other and with messages.
@@ -163,3 +163,28 @@ def test_routing_with_the_index_is_routing_without(
         assert index.route(headers, sys) == expected
         assert set(index.candidates(headers)) >= {number for number, _ in expected}
         assert len(index) == len(model)
+
+
+@settings(max_examples=50)
+@given(filters(), headers_of_messages, system_fields)
+def test_only_the_headers_that_a_filter_names_make_a_difference(
+    filter: Filter, headers: dict[str, str], sys: SystemFields
+) -> None:
+    wanted = {name: value for name, value in headers.items() if name in filter.headers}
+
+    assert filter.priority_if_match(wanted, sys) == filter.priority_if_match(headers, sys)
+
+
+def test_an_index_names_the_headers_that_its_filters_look_at() -> None:
+    index = index_of("a = 'x' PRIORITY 1", "b LIKE 'y%' OR c IS NULL", "a IN (1) PRIORITY d")
+    version = index.version
+
+    assert index.headers == {"a", "b", "c", "d", "priority"}
+
+    index.remove(1)
+    assert index.headers == {"a", "d"}
+    index.add(0, Filter.parse("TRUE PRIORITY 2"))
+    assert index.headers == {"a", "d"}
+    index.remove(2)
+    assert index.headers == set()
+    assert index.version > version

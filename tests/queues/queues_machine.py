@@ -27,6 +27,8 @@ from opendata_queue import (
     StoreSettings,
     log_replay,
     queue_removal,
+    routing,
+    turns,
 )
 from opendata_queue.store import Rows, forget_memory_root
 from opendata_queue.testing import ManualClock
@@ -71,6 +73,13 @@ class QueuesMachine(RuleBasedStateMachine):
         self.monkeypatch = pytest.MonkeyPatch()
         self.monkeypatch.setattr(queue_removal, "ROWS_AT_ONCE", 2)
         self.monkeypatch.setattr(log_replay, "ENTRIES_AT_ONCE", 3)
+        # Turns are over when they have begun: each step of the background is a batch of its own.
+        self.monkeypatch.setattr(log_replay, "_ROUTED_AT_ONCE", 2)
+        self.monkeypatch.setattr(turns, "TURN_S", 0.0)
+        self.monkeypatch.setattr(turns, "SHORT_TURN_S", 0.0)
+        self.monkeypatch.setattr(turns, "CALLING_S", 0.0)
+        for name in ("_PLACES_AT_FIRST", "_PLACES_AT_LEAST", "_PLACES_AT_MOST"):
+            self.monkeypatch.setattr(routing, name, 2)
         self.slowness = 0
         self.batches_left: int | None = None
 
