@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
         "opendata_queue.errors",
         "opendata_queue.checks",
         "opendata_queue.clock",
+        "opendata_queue.harmless",
         "opendata_queue.pauses",
         "opendata_queue.control_files",
         "opendata_queue.process_identity",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from typing import Annotated
 
@@ -26,6 +27,7 @@ from opendata_queue.cli.serve import serve
 from opendata_queue.cli.spark import app as spark_app
 from opendata_queue.cli.tailer import tailer
 from opendata_queue.cli.token import token
+from opendata_queue.harmless import HarmlessLines
 
 app = typer.Typer(
     name="odq",
@@ -98,4 +100,6 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that is not UTF-8 gets a ? here and there instead of a traceback.
         sys.stdout.reconfigure(errors="replace")
+    if logging.lastResort is not None:  # what the library warns of, of files and names of others
+        logging.lastResort.setFormatter(HarmlessLines("%(message)s"))
     app()

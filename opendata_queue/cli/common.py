@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import inspect
-import json
 import logging
 import re
 import sys
@@ -32,6 +31,7 @@ from opendata_queue.errors import (
     StoreUnavailableError,
 )
 from opendata_queue.filters import FilterError
+from opendata_queue.harmless import harmless, json_text
 from opendata_queue.opening import open as open_system
 from opendata_queue.owner_files import find_broker
 from opendata_queue.store import Location, Objects, StoreKind, StoreSettings
@@ -114,7 +114,7 @@ class Commands(TyperGroup):
 
 def _say_failure(ctx: typer.Context, text: str, error: BaseException) -> None:
     if ctx.params.get("debug"):
-        traceback.print_exception(error)
+        typer.echo(harmless("".join(traceback.format_exception(error)), keep="\n"), err=True)
     text = "; ".join([text, *getattr(error, "__notes__", ())])
     if not isinstance(error, FilterError):  # which points at the place, on lines of its own
         text = " ".join(text.split())
@@ -134,13 +134,18 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def complain(text: str) -> None:
-    typer.echo(f"Error: {text}", err=True)
+    typer.echo(harmless(f"Error: {text}", keep="\n"), err=True)
 
 
 def note(text: str) -> None:
     """Something that only a person wants to know: not said into a pipe or a file."""
     if sys.stderr.isatty():
-        typer.echo(text, err=True)
+        typer.echo(harmless(text), err=True)
+
+
+def say(text: str) -> None:
+    """A line about what was done, or found."""
+    typer.echo(harmless(text))
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -149,7 +154,7 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise InvalidInputError(f"{question} Say --yes, since there is nobody to ask")
-    if not typer.confirm(question):
+    if not typer.confirm(harmless(question)):
         raise typer.Exit(FAILED)
 
 
@@ -315,7 +320,7 @@ def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
 
 def print_json(value: object, *, line: bool = False) -> None:
     """One document; with ``line`` one of many, on a line of its own."""
-    typer.echo(json.dumps(as_json_value(value), ensure_ascii=False, indent=None if line else 2))
+    typer.echo(json_text(as_json_value(value), indent=None if line else 2))
 
 
 def as_json_value(value: Any) -> Any:
@@ -358,7 +363,7 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 
 
 def _texts(rows: Sequence[Sequence[object]]) -> list[list[str]]:
-    return [["" if cell is None else str(cell) for cell in row] for row in rows]
+    return [["" if cell is None else harmless(str(cell)) for cell in row] for row in rows]
 
 
 def _print_plain(rows: list[list[str]]) -> None:
@@ -374,7 +379,7 @@ def _is_number(column: Sequence[str]) -> bool:
 
 def print_fields(pairs: Iterable[tuple[str, object]]) -> None:
     """A line for each thing that is known."""
-    shown = [(name, str(value)) for name, value in pairs if value is not None]
+    shown = [(harmless(n), harmless(str(value))) for n, value in pairs if value is not None]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         typer.echo(f"{name.ljust(width)}  {value}")
@@ -412,12 +417,7 @@ def retention_text(seconds: int) -> str | None:
 
 def safe_text(data: bytes) -> str:
     """A payload for a terminal: nothing in it can move the cursor or ring the bell."""
-    text = data.decode(errors="backslashreplace")
-    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return harmless(data.decode(errors="backslashreplace"), keep="\n\t")
 
 
 def shortened(text: str, most: int = 200) -> str:

@@ -27,6 +27,7 @@ from opendata_queue.cli.root_checks import check_root
 from opendata_queue.cli.server_checks import check_server
 from opendata_queue.clock import SystemClock
 from opendata_queue.errors import OdqError
+from opendata_queue.harmless import harmless
 
 _STYLES: Final = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 _CHECK_WIDTH: Final = 18
@@ -89,8 +90,8 @@ async def _to_the_end(checks: AsyncIterator[Finding]) -> AsyncIterator[Finding]:
 def _print(console: Console, finding: Finding) -> None:
     line = Text.assemble(
         (f"{finding.level:<4}", _STYLES[finding.level]),
-        f"  {finding.check:<{_CHECK_WIDTH}}  {' '.join(finding.found.split())}",
+        f"  {finding.check:<{_CHECK_WIDTH}}  {harmless(' '.join(finding.found.split()))}",
     )
     console.print(line)
     if finding.advice:
-        console.print(Text(f"{'':<{_CHECK_WIDTH + 8}}→ {finding.advice}"))
+        console.print(Text(f"{'':<{_CHECK_WIDTH + 8}}→ {harmless(finding.advice)}"))

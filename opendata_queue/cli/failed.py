@@ -19,6 +19,7 @@ from opendata_queue.cli.common import (
     plural,
     print_json,
     print_table,
+    say,
     shortened,
     system_at,
     time_text,
@@ -150,7 +151,7 @@ def _tell(done: list[int], verb: str, queue: str, as_json: bool) -> None:
     if as_json:
         print_json({"queue": queue, verb: [str(one) for one in done]})
     else:
-        typer.echo(f"{verb} {plural(len(done), 'message')} of queue {queue}")
+        say(f"{verb} {plural(len(done), 'message')} of queue {queue}")
 
 
 def _cells(message: FailedMessage) -> list[object]:

@@ -9,6 +9,7 @@ import typer
 
 from opendata_queue.filters import Filter, FilterError, Header, SystemField, SystemFields
 from opendata_queue.filters.nodes import field_of, walk
+from opendata_queue.harmless import harmless
 
 app = typer.Typer(help="Check filters, and try them on messages.", no_args_is_help=True)
 
@@ -93,7 +94,7 @@ def _parsed(expression: str, as_json: bool) -> Filter:
             wrong = {"reason": error.reason, "line": error.line, "column": error.column}
             typer.echo(json.dumps({"error": wrong}, indent=2))
         else:
-            typer.echo(f"Error: {error}", err=True)
+            typer.echo(harmless(f"Error: {error}", keep="\n"), err=True)
         raise typer.Exit(_BAD_FILTER) from None
 
 

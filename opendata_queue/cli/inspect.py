@@ -27,6 +27,7 @@ from odq_encodings import (
     inspect_record,
     inspect_row,
 )
+from opendata_queue.harmless import harmless
 
 app = typer.Typer(
     help="Decode rows, given as hex or read from a root, into their fields.",
@@ -147,7 +148,7 @@ def print_inspection(console: Console, inspection: Inspection, show_all: bool) -
     if left:
         console.print(f"… and {left} more fields; --all shows them")
     if inspection.error:
-        console.print(Text(f"✗ broken: {inspection.error}", style="bold red"))
+        console.print(Text(f"✗ broken: {harmless(str(inspection.error))}", style="bold red"))
 
 
 def _print_lines(inspection: Inspection, fields: tuple[InspectedField, ...]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from opendata_queue.cli.common import as_json_value
 from opendata_queue.errors import InvalidInputError
+from opendata_queue.harmless import json_text
 from opendata_queue.messages import NewMessage, StoredMessage
 
 _NUMBERS: Final = ("delay_ms", "visible_at_ms", "created_at_ms", "retention_seconds")
@@ -46,7 +47,7 @@ def message_as_json(message: StoredMessage) -> dict[str, Any]:
 
 
 def json_line(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+    return json_text(value).encode() + b"\n"
 
 
 def message_of_line(line: bytes, defaults: NewMessage) -> NewMessage:

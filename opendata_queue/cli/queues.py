@@ -29,6 +29,7 @@ from opendata_queue.cli.common import (
     print_json,
     print_table,
     retention_text,
+    say,
     system_at,
     table_of,
     time_text,
@@ -408,4 +409,4 @@ def _done(as_json: bool, text: str, **told: object) -> None:
     if as_json:
         print_json(told)
     else:
-        typer.echo(text)
+        say(text)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from opendata_queue.cli import serving_options as options
 from opendata_queue.cli.common import duration_ms
 from opendata_queue.errors import OdqError
+from opendata_queue.harmless import harmless
 from opendata_queue.owner_files import DEFAULT_LEASE_MS
 from opendata_queue.roles import Role
 
@@ -168,7 +169,7 @@ def serve(
 
 
 def announce(what: str) -> None:
-    print(what, flush=True)
+    print(harmless(what), flush=True)
 
 
 def read_key(secret: str | None, file: Path | None) -> str | None:
@@ -198,5 +199,5 @@ def wrong_settings(error: ValidationError) -> str:
 
 
 def fail(message: str, code: int = _FAILED) -> NoReturn:
-    typer.echo(f"Error: {message}", err=True)
+    typer.echo(harmless(f"Error: {message}", keep="\n"), err=True)
     raise typer.Exit(code)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from typing import Final
+
+from opendata_queue.harmless import HarmlessLines, harmless_json, json_text
 
 ACCESS_LOGGER: Final = "opendata_queue.access"
 
@@ -16,7 +17,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
         if record.name == ACCESS_LOGGER:
-            return message
+            return harmless_json(message)
         line = {
             "time_ms": round(record.created * 1000),
             "level": record.levelname.lower(),
@@ -25,11 +26,11 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json_text(line)
 
 
 def log_to_stderr(*, as_json: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(message)s"))
+    handler.setFormatter(JsonLines() if as_json else HarmlessLines("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
