@@ -3,6 +3,7 @@
 from opendata_queue.store.batch_reader import Row
 from opendata_queue.store.batch_writer import Tier, active_tier
 from opendata_queue.store.bulk_database import BulkDatabase
+from opendata_queue.store.bulk_proof import unproven
 from opendata_queue.store.check import check_database, repair_database
 from opendata_queue.store.database import BlockCache, Database, DatabaseReader, DatabaseReads
 from opendata_queue.store.figures import Distribution, Figure
@@ -44,5 +45,6 @@ __all__ = [
     "forget_memory_root",
     "has_journal",
     "repair_database",
+    "unproven",
     "wait_for_last_calls",
 ]

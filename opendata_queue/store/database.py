@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import slatedb.uniffi as slatedb
 
@@ -625,15 +625,16 @@ async def _proven(
     opening: Awaitable[slatedb.DbReader], objects: Objects, path: str
 ) -> slatedb.DbReader:
     """A reader of a bulk shard that is proven to be whole; that is found out beside its opening."""
-    handle, proof = await asyncio.gather(
-        opening, check_proof(objects, path), return_exceptions=True
-    )
+    both = opening, check_proof(objects, path)
+    found: Sequence[Any] = await asyncio.gather(*both, return_exceptions=True)
+    handle, proof = found
     if isinstance(proof, BaseException):  # which says what file it is, if both fail
         if not isinstance(handle, BaseException):
             await in_time(handle.shutdown(), objects.settings.outage_timeout_ms, f"close {path}")
         raise proof
     if isinstance(handle, BaseException):
         raise handle
+    assert isinstance(handle, slatedb.DbReader)
     return handle
 
 
