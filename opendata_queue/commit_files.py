@@ -87,6 +87,10 @@ class CommitFiles:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
 
+    def path_of(self, job: str) -> str:
+        """The file that commits a job."""
+        return _path(job)
+
     async def create(self, commit: Commit) -> Commit:
         """Commit a job, unless it was committed before; returns the commit that counts.
 

@@ -51,7 +51,7 @@ async def check_features(objects: Objects, features: Iterable[str]) -> None:
     """Refuse a root that needs a feature which this release does not know."""
     unknown = sorted(set(features) - KNOWN_FEATURES)
     if unknown:
-        path = _path(unknown[0])
+        path = feature_path(unknown[0])
         since = await _since(objects, path)
         raise FormatVersionError(
             f"{objects.location.url_of(path)}: this root needs the "
@@ -74,7 +74,7 @@ async def checked_features(objects: Objects) -> frozenset[str]:
 async def create_features(objects: Objects, features: Iterable[str]) -> None:
     """Say that a root needs features. Returns when that is durable."""
     await asyncio.gather(
-        *(objects.create(_path(one), feature_content(one)) for one in sorted(features))
+        *(objects.create(feature_path(one), feature_content(one)) for one in sorted(features))
     )
 
 
@@ -94,5 +94,6 @@ async def _since(objects: Objects, path: str) -> str:
     return f" to {file.since} or later"
 
 
-def _path(feature: str) -> str:
+def feature_path(feature: str) -> str:
+    """Its file."""
     return f"{_FOLDER}/{feature}{_SUFFIX}"

@@ -66,7 +66,7 @@ class Following:
             logger.error(
                 "%s is missing, and its shard was routed before: it is followed all the same; "
                 "`odq repair` makes the file again",
-                self._files.url_of(shard),
+                self._files.path_of(shard),
             )
         await self.look_for_shards()
         self._discovering = asyncio.create_task(self._discover(), name="look for shards")

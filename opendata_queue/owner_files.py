@@ -142,6 +142,11 @@ class OwnerFiles:
     def __str__(self) -> str:
         return f"{self.role} of {self._objects.location}"
 
+    async def paths(self) -> list[str]:
+        """All files of the role."""
+        found = await self._found()
+        return [self._path(epoch, kind) for epoch in sorted(found) for kind in sorted(found[epoch])]
+
     async def newest(self) -> Tenure | None:
         """The newest epoch; none if the role was never held."""
         for _ in range(_TRIES):

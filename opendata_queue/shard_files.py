@@ -86,9 +86,9 @@ class ShardFiles:
         names = await self._objects.names_after(_BULK_FOLDER, f"{after:010}.json", limit)
         return _numbers(names)
 
-    def url_of(self, shard: int) -> str:
+    def path_of(self, shard: int) -> str:
         """The file that reserves a shard."""
-        return self._objects.location.url_of(_path(shard))
+        return _path(shard)
 
     async def read(self, shard: int) -> Reservation | None:
         """Who reserved a shard; none if nobody did."""
@@ -135,8 +135,8 @@ class ShardFiles:
         )
 
     async def restore(self, shard: int, *, now_ms: int) -> None:
-        """Reserve a live shard again whose file was lost."""
-        await self._try(shard, ShardKind.LIVE, now_ms, None)
+        """Reserve a shard again whose file was lost, and with it the name of its job."""
+        await self._try(shard, ShardKind.BULK if is_bulk(shard) else ShardKind.LIVE, now_ms, None)
 
     async def remove(self, shard: int) -> None:
         """Forget a reservation; its number may be given out again only if it is a live one."""

@@ -120,6 +120,15 @@ async def read_root(objects: Objects) -> SystemDescriptor | None:
     return _with(descriptor, features)
 
 
+async def make_root_again(objects: Objects, clock: Clock) -> SystemDescriptor:
+    """A new descriptor for a root that has lost its own. Only for those who ask for it."""
+    features = await named_features(objects)
+    await check_features(objects, features)
+    await create_features(objects, KNOWN_FEATURES - features)
+    await _create(objects, clock)
+    return await open_root(objects, clock)
+
+
 async def require_features(
     objects: Objects, descriptor: SystemDescriptor, features: frozenset[str]
 ) -> SystemDescriptor:

@@ -23,6 +23,7 @@ from opendata_queue.cli.inspect_live import app as inspect_app
 from opendata_queue.cli.messages import app as messages_app
 from opendata_queue.cli.publish import publish
 from opendata_queue.cli.queues import app as queues_app
+from opendata_queue.cli.repair import repair
 from opendata_queue.cli.serve import serve
 from opendata_queue.cli.spark import app as spark_app
 from opendata_queue.cli.tailer import tailer
@@ -36,8 +37,8 @@ app = typer.Typer(
 
 Every command that works on a store takes --store URL, or the variable ODQ_STORE: file:///path,
 s3://bucket/prefix, or http://host:port of a server (with --token or ODQ_TOKEN); init, inspect,
-compact and spark are for roots only. With --json it prints one JSON document, and what goes on and
-on prints a line of JSON for each thing.
+compact, repair and spark are for roots only. With --json it prints one JSON document, and what goes
+on and on prints a line of JSON for each thing.
 
 A first round:
   export ODQ_STORE=file:///var/lib/queues
@@ -67,6 +68,7 @@ app.command()(tailer)
 app.command()(token)
 app.command()(compact)
 app.command()(doctor)
+app.command()(repair)
 app.command()(bench)
 
 

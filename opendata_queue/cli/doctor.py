@@ -26,7 +26,7 @@ from opendata_queue.cli.findings import Finding, Level, fail
 from opendata_queue.cli.root_checks import check_root
 from opendata_queue.cli.server_checks import check_server
 from opendata_queue.clock import SystemClock
-from opendata_queue.errors import OdqError
+from opendata_queue.errors import InvalidInputError, OdqError
 from opendata_queue.harmless import harmless
 
 _STYLES: Final = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
@@ -39,6 +39,12 @@ def doctor(
         bool,
         typer.Option("--read-only", help="Don't try what the store can do."),
     ] = False,
+    deep: Annotated[
+        bool,
+        typer.Option(
+            "--deep", help="Of a root: read every file, and check every reference. It takes long."
+        ),
+    ] = False,
     store: Store = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -50,14 +56,17 @@ def doctor(
 
     Examples:
       odq doctor s3://my-bucket/queues
+      odq doctor --deep file:///var/lib/queues
       odq doctor http://localhost:8080 --token "$TOKEN"
     """
     target = url_of(store, url)
     clock = SystemClock()
+    if is_remote(target) and deep:
+        raise InvalidInputError(f"--deep reads the files of a root, and {target} is a server")
     if is_remote(target):
         checks = check_server(target, token, clock)
     else:
-        checks = check_root(target, clock, read_only=read_only)
+        checks = check_root(target, clock, read_only=read_only, deep=deep)
     findings = run(_all(checks, as_json))
     healthy = all(finding.level is not Level.FAIL for finding in findings)
     if as_json:

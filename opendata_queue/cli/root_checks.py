@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from odq_encodings import ClockKey, ClockMark
-from opendata_queue.cli.common import duration_text, plural, root_location, time_text
+from opendata_queue.cli.common import duration_text, note, plural, root_location, time_text
 from opendata_queue.cli.counter_checks import check_counters
+from opendata_queue.cli.deep_checks import check_deep, check_files
 from opendata_queue.cli.findings import Finding, Level, fail, ok, warn
 from opendata_queue.cli.live_rows import QUEUES, LiveRoot, messages_path
 from opendata_queue.cli.permission_checks import check_permissions
@@ -30,7 +31,9 @@ _SETTINGS: Final = StoreSettings(request_timeout_ms=5_000, outage_timeout_ms=10_
 _SKEW_MS: Final = 1_000
 
 
-async def check_root(url: str, clock: Clock, *, read_only: bool) -> AsyncIterator[Finding]:
+async def check_root(
+    url: str, clock: Clock, *, read_only: bool, deep: bool
+) -> AsyncIterator[Finding]:
     """One finding after the other; after one that makes the rest pointless there are no more."""
     try:
         location = root_location(url)
@@ -64,6 +67,9 @@ async def check_root(url: str, clock: Clock, *, read_only: bool) -> AsyncIterato
         yield finding
     except OdqError as error:
         yield fail("owner", str(error), "listing objects must be permitted")
+    files = check_deep(objects, clock, note) if deep else check_files(objects, clock)
+    async for finding in files:
+        yield finding
     async with AsyncExitStack() as stack:
         async for finding in _check_databases(LiveRoot(objects, stack), clock, served=served):
             yield finding

@@ -701,6 +701,7 @@ async def _proven(
         raise proof
     if isinstance(handle, BaseException):
         raise handle
+    assert isinstance(handle, slatedb.DbReader)
     return handle
 
 
