@@ -21,7 +21,7 @@ from opendata_queue.filters import SystemFields
 from opendata_queue.metadata_log import Log
 from opendata_queue.queue_state import Waiting
 from opendata_queue.queue_store import ALL_BULK_SHARDS, QueueStore
-from opendata_queue.routing import retention_deadline
+from opendata_queue.routing import received_by, retention_deadline
 from opendata_queue.shard_files import is_bulk
 from opendata_queue.stored_queue import StoredQueue
 from opendata_queue.tasks import end_tasks
@@ -183,7 +183,7 @@ class LogReplay:
         await committer.wait(committer.commit())
 
     def _route(self, queue: StoredQueue, entries: list[MessageMetadata], from_time: int) -> None:
-        waiting = []
+        waiting, now = [], self._store.clock.now_ms()
         for entry in entries:
             if entry.received_at < from_time:
                 continue
@@ -193,9 +193,10 @@ class LogReplay:
             priority = queue.filter.priority_if_match(dict(entry.headers), system)
             if priority is None:
                 continue
-            deadline = retention_deadline(entry.received_at, entry.retention_seconds)
-            waiting.append(Waiting(priority, entry.message_id, entry.visible_at, deadline, 0))
-        queue.state.route_many(waiting, self._store.clock.now_ms())
+            received_at, visible_at = received_by(now, entry.received_at, entry.visible_at)
+            deadline = retention_deadline(received_at, entry.retention_seconds)
+            waiting.append(Waiting(priority, entry.message_id, visible_at, deadline, 0))
+        queue.state.route_many(waiting, now)
 
 
 def _has_nothing(shard: BulkShard, sweep: Replay) -> bool:

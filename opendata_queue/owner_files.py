@@ -33,6 +33,18 @@ def messages_role(shard: int) -> str:
     return f"messages-{shard:05}"
 
 
+class RootTime(BaseModel):
+    """A moment in the time of a root, and what other clocks showed then (RFC 0012)."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    at: int
+    timeline: str | None
+    elapsed_ms: int
+    store_at: int | None = None
+    """By the store's clock; a file that says none was written at that moment itself."""
+
+
 class Owner(BaseModel):
     """Who holds a role: ``<epoch>.json``."""
 
@@ -47,6 +59,8 @@ class Owner(BaseModel):
     address: str | None
     lease_ms: Annotated[int, Field(ge=MIN_LEASE_MS, le=MAX_LEASE_MS)]
     taken_at: int
+    root: RootTime | None = None
+    """What it goes by, if it dies before it has said more."""
 
     @property
     def process(self) -> ProcessIdentity:
@@ -65,6 +79,7 @@ class Heartbeat(BaseModel):
     holder: str
     count: int
     at: int
+    root: RootTime | None = None
 
 
 class Release(BaseModel):
@@ -74,6 +89,7 @@ class Release(BaseModel):
 
     holder: str
     at: int
+    root: RootTime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,11 +152,34 @@ class OwnerFiles:
                 alive = await self._objects.read(self._path(epoch, _ALIVE))
             return Tenure(
                 epoch=epoch,
-                owner=_parsed(Owner, owner),
-                heartbeat=_parsed(Heartbeat, alive),
+                owner=parsed(Owner, owner),
+                heartbeat=parsed(Heartbeat, alive),
                 released=_RELEASED in found[epoch],
             )
         raise StoreUnavailableError(f"{self} changes hands faster than it can be read")
+
+    async def root_time(self) -> RootTime | None:
+        """The time of the root as the newest owner has said it last; none if it has not."""
+        found = await self._found()
+        epoch = max((one for one, kinds in found.items() if _OWNER in kinds), default=0)
+        # The last that was written comes first.
+        for kind in (_RELEASED, _ALIVE):
+            file = None
+            if kind in found.get(epoch, ()):
+                file = await self._objects.read_dated(self._path(epoch, kind))
+            root = None if file is None else _said(kind, *file)
+            if root is not None:
+                return root
+        data = await self._objects.read(self._path(epoch, _OWNER)) if epoch else None
+        owner = parsed(Owner, data)
+        return None if owner is None else owner.root
+
+    def owner_path(self, epoch: int) -> str:
+        """Where it says who has an epoch."""
+        return self._path(epoch, _OWNER)
+
+    def heartbeat_path(self, epoch: int) -> str:
+        return self._path(epoch, _ALIVE)
 
     async def is_newest(self, epoch: int) -> bool:
         """Whether an epoch is there, and none above it."""
@@ -157,7 +196,7 @@ class OwnerFiles:
         if await self._objects.read(self._path(epoch + 1, _OWNER)) is not None:
             return False
         data = await self._objects.read(self._path(epoch, _OWNER))
-        owner = _parsed(Owner, data)
+        owner = parsed(Owner, data)
         return data is not None and (owner is None or owner.holder == holder)
 
     async def create(self, epoch: int, owner: Owner) -> bool:
@@ -215,11 +254,23 @@ async def find_broker(url: str, *, settings: StoreSettings | None = None) -> str
     return await broker_address(Objects.open(url, settings or StoreSettings()))
 
 
-def _bytes(model: BaseModel) -> bytes:
-    return model.model_dump_json().encode()
+def _said(kind: str, data: bytes, store_at: int) -> RootTime | None:
+    """What a heartbeat or a release says of the time; none if it is damaged."""
+    said: Release | Heartbeat | None
+    said = parsed(Release, data) if kind == _RELEASED else parsed(Heartbeat, data)
+    if said is None:
+        return None
+    # Owners of 0.1 went by their machine's clock, and say no more.
+    root = said.root or RootTime(at=said.at, timeline=None, elapsed_ms=0)
+    return root if root.store_at is not None else root.model_copy(update={"store_at": store_at})
 
 
-def _parsed(model: type[M], data: bytes | None) -> M | None:
+def _bytes(model: Owner | Heartbeat | Release) -> bytes:
+    unsaid = {"root": model.root is None or {"store_at": model.root.store_at is None}}
+    return model.model_dump_json(exclude=unsaid).encode()
+
+
+def parsed(model: type[M], data: bytes | None) -> M | None:
     """What a file says; none if it is damaged: a root must not be lost for that."""
     if data is None:
         return None

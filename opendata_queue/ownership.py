@@ -33,6 +33,7 @@ from opendata_queue.owner_files import (
     Owner,
     OwnerFiles,
     Release,
+    RootTime,
     Tenure,
     messages_role,
 )
@@ -109,6 +110,7 @@ class Ownership:
         self.epochs: dict[str, int] = {}
         self.on_lost: Callable[[FencedError], None] | None = None
         self.has_failed: Callable[[], bool] = lambda: False
+        self._root_time: Callable[[], RootTime | None] = lambda: owner.root
         self._files = files
         self._clock = clock
         self._count = 0
@@ -130,13 +132,16 @@ class Ownership:
         address: str | None = None,
         name: str | None = None,
         lease_ms: int = DEFAULT_LEASE_MS,
+        root: RootTime | None = None,
     ) -> Self:
         """Take roles, all or none; ``OwnedError`` if another process serves one of them.
 
         Where it can't be told whether an owner is alive, this waits for as long as that one's
-        lease, or until it gives a sign of life. With ``takeover=True`` nobody is asked.
+        lease, or until it gives a sign of life. With ``takeover=True`` nobody is asked. ``root`` is
+        what is known of the time of the root, for the next one if this one says no more.
         """
         owner = _this_process(clock, address, name, lease_ms)
+        owner = owner.model_copy(update={"root": root})
         files = [OwnerFiles(objects, role) for role in roles]
         taken = cls(files, owner, clock)
         _held_here[owner.holder] = taken
@@ -163,13 +168,30 @@ class Ownership:
         if self._lost is not None:
             raise self._lost.with_traceback(None)
 
+    @property
+    def owner_path(self) -> str:
+        """The file that was created for the first of the roles."""
+        return self._files[0].owner_path(self.epochs[self._files[0].role])
+
+    @property
+    def heartbeat_path(self) -> str:
+        """The file of the heartbeats for the first of the roles."""
+        return self._files[0].heartbeat_path(self.epochs[self._files[0].role])
+
+    async def say_time(self, root_time: Callable[[], RootTime]) -> None:
+        """Say the time of the root with a heartbeat now, and with all that follow."""
+        self._root_time = root_time
+        if self._lost is None:
+            await self._beat()
+
     async def release(self) -> None:
         """Give the roles up. What can't be written is logged: others then wait for the lease."""
         await end_tasks([self._keeping])
         already, self._released = self._released, True
         if already or self._lost is not None:
             return
-        release = Release(holder=self.owner.holder, at=self._clock.now_ms())
+        root = self._root_time()
+        release = Release(holder=self.owner.holder, at=self._clock.now_ms(), root=root)
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT_MS / 1000):
                 for one in self._files:
@@ -211,7 +233,8 @@ class Ownership:
     async def _beat(self) -> None:
         self._count += 1
         now = self._clock.now_ms()
-        heartbeat = Heartbeat(holder=self.owner.holder, count=self._count, at=now)
+        root = self._root_time()
+        heartbeat = Heartbeat(holder=self.owner.holder, count=self._count, at=now, root=root)
         try:
             async with asyncio.timeout(self.owner.lease_ms / 1000):
                 for one in self._files:

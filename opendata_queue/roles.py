@@ -10,7 +10,7 @@ from typing import Final
 
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.errors import OdqError, OtherRoleError, OwnedError, StoreUnavailableError
-from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles, Tenure, messages_role
+from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles, RootTime, Tenure, messages_role
 from opendata_queue.ownership import Ownership, Vacancy, Verdict, judge, wait_until_silent
 from opendata_queue.shard_files import ShardFiles
 from opendata_queue.store import Objects
@@ -39,6 +39,7 @@ async def take_live_shard(
     address: str | None,
     name: str | None,
     lease_ms: int,
+    root: RootTime | None = None,
 ) -> tuple[int, Ownership]:
     """Become the writer of a live shard: of one whose writer is gone, or else of a new one."""
     files = ShardFiles(objects)
@@ -54,6 +55,7 @@ async def take_live_shard(
                 address=address,
                 name=name,
                 lease_ms=lease_ms,
+                root=root,
             )
         except OwnedError:
             return None  # somebody else was faster

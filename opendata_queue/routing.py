@@ -30,6 +30,17 @@ def retention_deadline(received_at: int, retention_seconds: int) -> int:
     return min(received_at + retention_seconds * 1_000, _MAX_TIME_MS)
 
 
+def received_by(now: int, received_at: int, visible_at: int) -> tuple[int, int]:
+    """When a message was received and is visible, by the root's clock (RFC 0012).
+
+    One that another process has received later than now was received now, at the latest: its
+    delay and its retention count from here.
+    """
+    if received_at <= now:
+        return received_at, visible_at
+    return now, visible_at - (received_at - now)
+
+
 def published(entry: MessageMetadata) -> Published:
     """What is routed, of an entry of the log."""
     return Published(
@@ -53,16 +64,20 @@ def _alike_until(messages: Sequence[Published], first: int) -> int:
 
 
 def _put_together(
-    messages: Sequence[Published], places: Sequence[tuple[int, list[Waiting]]]
+    messages: Sequence[Published], places: Sequence[tuple[int, list[Waiting]]], now: int
 ) -> None:
     """Add messages to what waits in each of the places, with its priority, by column."""
     if len(messages) == 1:
         ((message_id, _, received_at, visible_at, retention, _),) = messages
+        received_at, visible_at = received_by(now, received_at, visible_at)
         deadline = retention_deadline(received_at, retention)
         for priority, waiting in places:
             waiting.append(new_tuple(Waiting, (priority, message_id, visible_at, deadline, 0)))
         return
     ids, _, received, visible, retentions, _ = zip(*messages, strict=True)
+    if max(received) > now:
+        both = map(received_by, repeat(now), received, visible)
+        received, visible = zip(*both, strict=True)
     deadlines = [*map(retention_deadline, received, retentions)] if any(retentions) else repeat(0)
     for priority, waiting in places:
         fields = zip(repeat(priority), ids, visible, deadlines, repeat(0), strict=False)
@@ -134,7 +149,7 @@ class Router:
             if places:
                 behind = min(behind, looked_at + -(-(_PLACES_AT_ONCE - count) // len(places)))
                 count += len(places) * (behind - looked_at)
-                _put_together(messages[looked_at:behind], places)
+                _put_together(messages[looked_at:behind], places, now)
             looked_at = behind
             self.next_sequence = (messages[behind - 1].message_id & 0xFFFF_FFFF) + 1
         for queue, waiting in routed.values():

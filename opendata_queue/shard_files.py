@@ -130,6 +130,11 @@ class ShardFiles:
             "(coalesce), or longer triggers"
         )
 
+    @staticmethod
+    def path_of(shard: int) -> str:
+        """The file with which a number is reserved."""
+        return _path(shard)
+
     async def remove(self, shard: int) -> None:
         """Forget a reservation; its number may be given out again only if it is a live one."""
         await self._objects.delete(_path(shard))

@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
         "opendata_queue.checks",
         "opendata_queue.clock",
         "opendata_queue.process_identity",
+        "opendata_queue.root_clock",
         "opendata_queue.tasks",
         "opendata_queue.testing",
     },
@@ -39,6 +40,7 @@ LAYERS: list[set[str]] = [
         "opendata_queue.owner_files",
         "opendata_queue.ownership",
         "opendata_queue.roles",
+        "opendata_queue.root_time",
         "opendata_queue.shard_files",
     },
     # The messages database and the queue store know nothing of each other.

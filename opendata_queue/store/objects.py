@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ _UNLIMITED_RETRIES = 1 << 20
 _LARGEST_SINGLE_PUT_BYTES = 64 * 1024 * 1024
 # After an outage a heartbeat must not come much later than a standby's look.
 _LONGEST_PAUSE = timedelta(seconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Objects:
@@ -112,6 +113,23 @@ class Objects:
                 if "NoSuchBucket" in str(error):
                     raise
                 self._first = None
+                return None
+
+    async def read_dated(self, path: str) -> tuple[bytes, int] | None:
+        """The bytes of ``path``, and when it was last written; none if there is no such object.
+
+        That is in milliseconds by the store's clock. S3 says the second; of files, it is the
+        machine's clock.
+        """
+        with translated(f"read {self.location.url_of(path)}"):
+            self.requests += 1
+            try:
+                result = await _answer(obstore.get_async(self._store, self.location.join(path)))
+                data = bytes(await _answer(result.bytes_async()))
+                return data, _milliseconds(result.meta["last_modified"])
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
                 return None
 
     async def names(self, folder: str) -> list[str]:
@@ -232,6 +250,10 @@ class Objects:
         with translated(f"sync {self.location.url_of(path)}"):
             await asyncio.to_thread(sync_file, root / path)
             await asyncio.to_thread(sync_folders, (root / path).parent, up_to=root)
+
+
+def _milliseconds(time: datetime) -> int:
+    return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _remove_empty_folders(top: Path) -> None:
