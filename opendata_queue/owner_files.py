@@ -43,6 +43,8 @@ class RootTime(BaseModel):
     elapsed_ms: int
     store_at: int | None = None
     """By the store's clock; a file that says none was written at that moment itself."""
+    wall_at: int | None = None
+    """By that of the owner's machine; what says none has it beside it."""
 
 
 class Owner(BaseModel):
@@ -262,12 +264,17 @@ def _said(kind: str, data: bytes, store_at: int) -> RootTime | None:
         return None
     # Owners of 0.1 went by their machine's clock, and say no more.
     root = said.root or RootTime(at=said.at, timeline=None, elapsed_ms=0)
-    return root if root.store_at is not None else root.model_copy(update={"store_at": store_at})
+    if root.store_at is not None:
+        return root  # of an owner before it
+    return root.model_copy(update={"store_at": store_at, "wall_at": said.at})
 
 
 def _bytes(model: Owner | Heartbeat | Release) -> bytes:
-    unsaid = {"root": model.root is None or {"store_at": model.root.store_at is None}}
-    return model.model_dump_json(exclude=unsaid).encode()
+    unsaid = model.root is None or {
+        "store_at": model.root.store_at is None,
+        "wall_at": model.root.wall_at is None,
+    }
+    return model.model_dump_json(exclude={"root": unsaid}).encode()
 
 
 def parsed(model: type[M], data: bytes | None) -> M | None:

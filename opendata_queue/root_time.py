@@ -98,6 +98,24 @@ async def _last_heartbeat(objects: Objects, path: str) -> Dated | None:
     return Dated(store_ms=found[1], elapsed_ns=said.root.elapsed_ms * 1_000_000)
 
 
+async def reading_clock(objects: Objects, machine: Clock) -> RootClock:
+    """The clock of a root, for those who write nothing, as far as they can tell.
+
+    On another machine than the owner's they take it that the clocks of both show the same.
+    """
+    clock = RootClock(machine)
+    known = await last_root_time(objects)
+    if known is None:
+        return clock
+    now_ms = root_now_ms(known, machine, None)
+    if now_ms is None and known.wall_at is not None:
+        now_ms = max(known.at, machine.now_ms() + known.at - known.wall_at)
+    if now_ms is not None and machine.now_ms() - now_ms <= BELIEVED_BEHIND_MS:
+        clock.start(now_ms)
+        clock.follow(clock.ahead_ms)
+    return clock
+
+
 async def continued_clock(
     objects: Objects, machine: Clock, known: RootTime | None, path: str
 ) -> RootClock:
