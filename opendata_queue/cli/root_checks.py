@@ -17,11 +17,12 @@ from opendata_queue.cli.live_rows import QUEUES, LiveRoot, messages_path
 from opendata_queue.clock import Clock
 from opendata_queue.errors import OdqError, StoreAccessError, StoreUnavailableError
 from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles
+from opendata_queue.root_time import reading_clock
 from opendata_queue.store import Location, Objects, S3Access, StoreKind, StoreSettings
 from opendata_queue.system import FORMAT_VERSION, SystemDescriptor
 
 _SETTINGS: Final = StoreSettings(request_timeout_ms=5_000, outage_timeout_ms=10_000)
-_SKEW_MS: Final = 1_000
+_SKEW_MS: Final = 2_000
 
 
 async def check_root(url: str, clock: Clock, *, read_only: bool) -> AsyncIterator[Finding]:
@@ -55,7 +56,7 @@ async def check_root(url: str, clock: Clock, *, read_only: bool) -> AsyncIterato
     except OdqError as error:
         yield fail("owner", str(error), "listing objects must be permitted")
     async with AsyncExitStack() as stack:
-        async for finding in _check_databases(LiveRoot(objects, stack), clock):
+        async for finding in _check_databases(LiveRoot(objects, stack), objects, clock):
             yield finding
 
 
@@ -149,7 +150,9 @@ async def _check_owner(objects: Objects, clock: Clock) -> Finding:
 # --- what is in it --------------------------------------------------------------------------------
 
 
-async def _check_databases(root: LiveRoot, clock: Clock) -> AsyncIterator[Finding]:
+async def _check_databases(
+    root: LiveRoot, objects: Objects, clock: Clock
+) -> AsyncIterator[Finding]:
     usable = True
     for path in (messages_path(0), QUEUES):
         finding = await _check_database(root, path)
@@ -157,7 +160,7 @@ async def _check_databases(root: LiveRoot, clock: Clock) -> AsyncIterator[Findin
         yield finding
     if not usable:
         return
-    yield await _check_clock(root, clock)
+    yield await _check_clock(root, objects, clock)
     queues = await root.queue_ids()
     yield ok("queues", plural(len(queues), "queue"))
     for finding in await check_counters(root):
@@ -174,15 +177,18 @@ async def _check_database(root: LiveRoot, path: str) -> Finding:
     return ok(path, "can be read")
 
 
-async def _check_clock(root: LiveRoot, clock: Clock) -> Finding:
+async def _check_clock(root: LiveRoot, objects: Objects, clock: Clock) -> Finding:
     rows = await root.get(QUEUES, [ClockKey().encode()])
     if not rows:
         return ok("clock", "no time was noted yet")
-    ahead_ms = ClockMark.decode(rows[0].value).now - clock.now_ms()
-    if ahead_ms > _SKEW_MS:
-        return warn(
-            "clock",
-            f"the last owner's clock was {duration_text(ahead_ms)} ahead of this machine's",
-            "let both follow the same time (NTP): until this one has caught up, leases last longer",
-        )
-    return ok("clock", "the last owner's clock was not ahead of this machine's")
+    time = await reading_clock(objects, clock)
+    time.start_no_earlier(ClockMark.decode(rows[0].value).now)
+    if abs(time.ahead_ms) <= _SKEW_MS:
+        return ok("clock", "the root's clock and this machine's agree")
+    apart = f"{duration_text(abs(time.ahead_ms))} {'ahead of' if time.ahead_ms > 0 else 'behind'}"
+    return warn(
+        "clock",
+        f"the root's clock is {apart} this machine's",
+        "let all machines follow the same time (NTP): leases, delays and retentions are right, "
+        "but the times that are shown differ until the root's clock agrees again",
+    )
