@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from opendata_queue import (
     QueueOptions,
     SystemClock,
 )
+from opendata_queue.store import Objects, StoreSettings
 from tests.clocks.shifted import ShiftedClock
 from tests.conftest import NewRoot
 
@@ -160,6 +162,25 @@ async def test_an_owner_that_dies_while_it_opens_leaves_what_it_knew(
         await check(system, left)
 
 
+@pytest.mark.parametrize("first_ms", [2 * MINUTE_MS, -7 * MINUTE_MS], ids=["ahead", "behind"])
+async def test_an_owner_of_0_1_went_by_the_clock_that_its_heartbeats_show(
+    new_memory_root: NewRoot, first_ms: int
+) -> None:
+    root = new_memory_root()
+    first = await owner(root, first_ms)
+    left = await fill(first)
+    await first.close()
+    objects = Objects.open(root, StoreSettings())
+    for name in await objects.names("owners/queues"):
+        path = f"owners/queues/{name}"
+        said = json.loads(await objects.read(path) or b"")
+        said.pop("root", None)
+        await objects.write(path, json.dumps(said).encode())
+
+    async with await owner(root, 0) as system:
+        await check(system, left)
+
+
 async def test_times_of_callers_are_by_the_clock_of_the_machine(new_memory_root: NewRoot) -> None:
     root, in_an_hour = new_memory_root(), SystemClock().now_ms() + 3_600_000
     async with await owner(root, 7 * MINUTE_MS) as ahead:
@@ -171,9 +192,7 @@ async def test_times_of_callers_are_by_the_clock_of_the_machine(new_memory_root:
         left_ms = stored.visible_at_ms - time_of(system)
         assert abs(left_ms - 3_600_000) < MOST_LOST_MS
 
-        now_ms = SystemClock().now_ms()
-        await system.create_queue("later", start=now_ms)
-        await system.create_queue("all", start=now_ms - MINUTE_MS)
+        await system.create_queue("all", start=SystemClock().now_ms() - MINUTE_MS)
         await system._replay.finished()
         # It was received seven minutes from now, by the clock of the root.
-        assert [(await system.stats(one)).delayed for one in ("later", "all")] == [0, 1]
+        assert (await system.stats("all")).delayed == 1

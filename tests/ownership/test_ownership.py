@@ -562,7 +562,7 @@ async def test_an_owner_that_can_not_write_its_heartbeat_warns_and_goes_on(
         impatient = Objects.open(url, StoreSettings(outage_timeout_ms=200))
         system._ownership._files = [OwnerFiles(impatient, role) for role in ALL_ROLES]
         await until_it_waits(clock)
-        s3_environment.fail(path_contains=".alive.json", times=None)
+        s3_environment.fail(methods=["PUT"], path_contains=".alive.json", times=None)
         for _ in range(6):
             clock.advance_ms(4_000)
             await asyncio.sleep(0)
