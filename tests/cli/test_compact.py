@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ LONG_AGO_MS = 1_700_000_000_000
 
 def fill(odq: Odq) -> list[int]:
     """Messages of long ago, half of which are past their time since then."""
+    # A root that is of long ago, too: the clock of one that was opened since does not go back.
+    shutil.rmtree(odq.url.removeprefix("file://"))
     clock = ManualClock(LONG_AGO_MS)
     with opendata_queue.open(odq.url, clock=clock, retention=False) as system:
         system.create_queue("q", options=QueueOptions(done_retention_seconds=60, window=2))
