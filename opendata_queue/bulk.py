@@ -29,6 +29,7 @@ from opendata_queue.message_rows import (
 from opendata_queue.messages import NewMessage
 from opendata_queue.payloads import BlobFolder
 from opendata_queue.recent import CheckedMessage
+from opendata_queue.root_clock import RootClock
 from opendata_queue.sequences import KEY as SEQ_BLOCK_KEY
 from opendata_queue.sequences import SHARD_SEQUENCES
 from opendata_queue.shard import check_message
@@ -66,6 +67,10 @@ class MessageColumns(Protocol):
         """Those that expire, in their order."""
         ...
 
+    def shifted(self, milliseconds: int) -> MessageColumns:
+        """The same, with the instants at which they become visible moved to another clock."""
+        ...
+
     def packed(self, first_id: int, now_ms: int, ttl_grace_ms: int) -> Iterator[PackedRows]:
         """The rows of payloads and metadata, some ``WRITE_BYTES`` at a time."""
         ...
@@ -98,7 +103,7 @@ class BulkShard:
         self._blobs = BlobFolder(objects, shard, clock, checked=checked_blobs)
         self._first_id = shard << 32
         self._shard = shard
-        self._clock = clock
+        self._clock = RootClock.of(clock)
         self._ttl_grace_ms = objects.settings.ttl_grace_ms
         self._next_sequence = 0
         self._bytes = 0
@@ -131,6 +136,10 @@ class BulkShard:
     async def add_checked(self, checked: Sequence[CheckedMessage]) -> None:
         await store_blobs(self._blobs, checked, MAX_INLINE_PAYLOAD_BYTES)
         now_ms = self._clock.now_ms()
+        ahead_ms = self._clock.ahead_for_callers_ms()
+        if ahead_ms:
+            for message in checked:
+                message.shift(ahead_ms)
         first_id = self._take(len(checked))
         put_expiries(self._rows, first_id, checked, now_ms)
         for seconds in {message.retention_seconds for message in checked}:
@@ -152,6 +161,9 @@ class BulkShard:
             await self._write_if_full()
         if self._rows:
             await self._write()  # what came before comes first
+        ahead_ms = self._clock.ahead_for_callers_ms()
+        if ahead_ms:
+            messages = messages.shifted(ahead_ms)
         for rows in messages.packed(first_id, now_ms, self._ttl_grace_ms):
             await self._hand_over(rows)
 

@@ -232,9 +232,9 @@ class RemoteSystem(AsyncSystem):
         if self._find is None:
             return
         async with self._looking:
-            now_ms = self._clock.now_ms()
+            now_ms = self._clock.elapsed_ns() // 1_000_000
             last_ms = self._looked_at_ms
-            if last_ms is not None and last_ms <= now_ms < last_ms + _LOOK_AGAIN_MS:
+            if last_ms is not None and now_ms < last_ms + _LOOK_AGAIN_MS:
                 return  # somebody else has just looked
             self._looked_at_ms = now_ms
             try:
@@ -381,11 +381,11 @@ class RemoteSystem(AsyncSystem):
         )
         if not isinstance(wait_ms, int) or wait_ms <= 0:
             return await self._claim_once(asked, again)
-        until_ms = self._clock.now_ms() + wait_ms
+        until_ms = self._clock.elapsed_ns() // 1_000_000 + wait_ms
         while True:
             asked.wait_ms = min(wait_ms, self._options.poll_ms)
             claimed = await self._claim_once(asked, again)
-            wait_ms = until_ms - self._clock.now_ms()
+            wait_ms = until_ms - self._clock.elapsed_ns() // 1_000_000
             if claimed or wait_ms <= 0:
                 return claimed
 

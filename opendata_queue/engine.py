@@ -18,6 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import repeat
 from typing import Any, Final, NoReturn, Self, cast
 
@@ -62,6 +63,8 @@ from opendata_queue.queue_state import Claim, Held, Waiting
 from opendata_queue.queue_store import MAX_AT_ONCE, MAX_WAIT_MS, QueueStore, open_queues
 from opendata_queue.receipts import HeldMessage, Receipts
 from opendata_queue.roles import publishing_is_elsewhere
+from opendata_queue.root_clock import RootClock
+from opendata_queue.root_time import continued_clock, last_root_time, said
 from opendata_queue.routing import Router, retention_deadline
 from opendata_queue.shard import MAX_MESSAGE_ID, MessageShard, PublishOptions
 from opendata_queue.shard_files import OWNERS_SHARD
@@ -202,18 +205,21 @@ class Engine(AsyncSystem):
         An engine that does not itself publish (``publishes=False``) serves the queues alone, and
         routes what other processes publish (``Ingest``).
         """
-        clock = clock or SystemClock()
+        machine = clock or SystemClock()
         objects = Objects.open(url, settings or StoreSettings())
-        descriptor = await open_root(objects, clock)
+        descriptor = await open_root(objects, machine)
+        # Before there is a new owner: what earlier ones have left is removed by it.
+        known = await last_root_time(objects)
         ownership = await Ownership.acquire(
             objects,
             ALL_ROLES if publishes else (QUEUES_ROLE,),
-            clock=clock,
+            clock=machine,
             takeover=takeover,
             address=address,
             name=name,
             lease_ms=owner_lease_ms,
             opening=True,
+            root=known,
         )
         try:
             # Now that it is ours: an open that is refused must not lock older releases out.
@@ -226,19 +232,20 @@ class Engine(AsyncSystem):
         try:
             shard = None
             options = options or PublishOptions()
+            root = await continued_clock(objects, machine, known, ownership.owner_path)
             if not publishes:
                 await bring_in_owners_shard(
-                    objects, clock, takeover=takeover is True, name=name, lease_ms=owner_lease_ms
+                    objects, machine, takeover=takeover is True, name=name, lease_ms=owner_lease_ms
                 )
             else:
                 shard = await MessageShard.open(
-                    objects, OWNERS_SHARD, clock=clock, options=options, journaled=True
+                    objects, OWNERS_SHARD, clock=root, options=options, journaled=True
                 )
             opened = await cls._open_owned(
                 objects,
                 descriptor,
                 ownership,
-                clock,
+                root,
                 shard,
                 opening_queues,
                 ahead_bytes=options.ahead_bytes,
@@ -254,7 +261,7 @@ class Engine(AsyncSystem):
         try:
             # Who was taken over while it opened has fenced its successor, and must give way.
             await ownership.check()
-            await ownership.opened()
+            await ownership.opened(partial(said, root))
         except BaseException:
             await opened.close()
             raise
@@ -266,7 +273,7 @@ class Engine(AsyncSystem):
         objects: Objects,
         descriptor: SystemDescriptor,
         ownership: Ownership,
-        clock: Clock,
+        clock: RootClock,
         shard: MessageShard | None,
         opening_queues: asyncio.Task[Database],
         *,
@@ -417,10 +424,13 @@ class Engine(AsyncSystem):
             raise InvalidInputError(
                 f"start is {start!r}, not 'now', 'beginning' or a time in milliseconds"
             )
-        now = self._queues.clock.now_ms()
-        if not FROM_THE_BEGINNING_MS <= start <= now:
-            raise InvalidInputError(f"start is {start}, which is no time of the past; now is {now}")
-        return start
+        clock = self._queues.clock
+        now, ahead_ms = clock.now_ms(), clock.ahead_for_callers_ms()
+        if not FROM_THE_BEGINNING_MS <= start <= now - ahead_ms:
+            raise InvalidInputError(
+                f"start is {start}, which is no time of the past; now is {now - ahead_ms}"
+            )
+        return max(start + ahead_ms, FROM_THE_BEGINNING_MS)
 
     async def _all_is_routed(self) -> None:
         """Wait until everything that has been published is in its queues."""
@@ -547,7 +557,7 @@ class Engine(AsyncSystem):
         queue = self._queues.queue(name)
         if queue.replays:
             self._replay.check_running()
-        clock = self._queues.clock.machine
+        clock = self._queues.clock
         check_integer("wait_ms", wait_ms, 0, MAX_WAIT_MS)
         give_up_at = clock.now_ms() + wait_ms
         # Whoever can be served need not wait for all that busy producers bring.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn, Self
 
 from odq_encodings import MessageMetadata
@@ -34,6 +35,7 @@ from opendata_queue.owner_files import DEFAULT_LEASE_MS
 from opendata_queue.ownership import Ownership
 from opendata_queue.queue_options import QueueOptions
 from opendata_queue.roles import queues_are_elsewhere, take_live_shard
+from opendata_queue.root_time import continued_clock, follow_root, last_root_time, said
 from opendata_queue.shard import MessageShard, PublishOptions
 from opendata_queue.store import Figure, Objects, StoreSettings
 from opendata_queue.system import SystemDescriptor, open_root, require_features
@@ -87,18 +89,20 @@ class Ingest(AsyncSystem):
         It goes on with the shard of a publisher that is gone. Of those on other machines it waits
         for a sign of life, for as long as their ``owner_lease_ms``.
         """
-        clock = clock or SystemClock()
+        machine = clock or SystemClock()
         objects = Objects.open(url, settings or StoreSettings())
-        descriptor = await open_root(objects, clock)
+        descriptor = await open_root(objects, machine)
+        known = await last_root_time(objects)
         number, ownership = await take_live_shard(
-            objects, clock, address=address, name=name, lease_ms=owner_lease_ms
+            objects, machine, address=address, name=name, lease_ms=owner_lease_ms, root=known
         )
         try:
             descriptor = await require_features(objects, descriptor, _NEEDED)
+            root = await continued_clock(objects, machine, known, ownership.owner_path)
             shard = await MessageShard.open(
                 objects,
                 number,
-                clock=clock,
+                clock=root,
                 options=options or PublishOptions(),
                 # Not in a root of 0.1, whose owner may be of that release still.
                 checked_blobs=CHECKED_BLOBS in descriptor.features,
@@ -109,10 +113,11 @@ class Ingest(AsyncSystem):
         opened = cls(descriptor, objects, number, shard, ownership)
         try:
             # Who was taken over while it opened has fenced its successor, and must give way.
-            await ownership.check()
+            await asyncio.gather(ownership.check(), ownership.opened(partial(said, root)))
         except BaseException:
             await opened.close()
             raise
+        opened.run_beside(follow_root(objects, root, known, ownership.heartbeat_path))
         return opened
 
     # --- publishing and reading -------------------------------------------------------------------

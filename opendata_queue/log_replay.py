@@ -22,7 +22,7 @@ from opendata_queue.filters import Filter, SystemFields
 from opendata_queue.metadata_log import Log, LogChunk
 from opendata_queue.queue_state import Waiting
 from opendata_queue.queue_store import ALL_BULK_SHARDS, QueueStore
-from opendata_queue.routing import retention_deadline
+from opendata_queue.routing import received_by, retention_deadline
 from opendata_queue.shard_files import is_bulk
 from opendata_queue.stored_queue import StoredQueue
 from opendata_queue.tasks import end_tasks
@@ -227,8 +227,9 @@ class LogReplay:
     def _route(self, queue: StoredQueue, matches: _Matches, place: int, count: int) -> int:
         """Route what matches of some entries from a place on; returns the place behind them."""
         some = range(place, min(place + _ROUTED_AT_ONCE, count))
-        waiting = [one for at in some if (one := matches.waiting(at)) is not None]
-        queue.state.route_many(waiting, self._store.clock.now_ms())
+        now = self._store.clock.now_ms()
+        waiting = [one for at in some if (one := matches.waiting(at, now)) is not None]
+        queue.state.route_many(waiting, now)
         return some.stop
 
 
@@ -243,7 +244,7 @@ class _Matches:
         self._headers: dict[int, dict[str, str]] = {}
         self._priorities: dict[int, int | None] = {}
 
-    def waiting(self, place: int) -> Waiting | None:
+    def waiting(self, place: int, now: int) -> Waiting | None:
         """A message as it waits in the queue, if it matches and was not received too early."""
         columns = self._columns
         received_at = columns.received_at[place]
@@ -254,6 +255,7 @@ class _Matches:
         priority = self._priority(columns.kinds[place], fields)
         if priority is None:
             return None
+        received_at, visible_at = received_by(now, received_at, visible_at)
         deadline = retention_deadline(received_at, columns.retention_seconds[place])
         return Waiting(priority, message_id, visible_at, deadline, 0)
 

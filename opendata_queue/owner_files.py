@@ -45,6 +45,20 @@ async def owned_shards(objects: Objects) -> list[int]:
     return sorted(int(match[1]) for match in found if match is not None)
 
 
+class RootTime(BaseModel):
+    """A moment in the time of a root, and what other clocks showed then (RFC 0012)."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    at: int
+    timeline: str | None
+    elapsed_ms: int
+    store_at: int | None = None
+    """By the store's clock; a file that says none was written at that moment itself."""
+    wall_at: int | None = None
+    """By that of the owner's machine; what says none has it beside it."""
+
+
 class Owner(BaseModel):
     """Who holds a role: ``<epoch>.json``."""
 
@@ -61,6 +75,8 @@ class Owner(BaseModel):
     taken_at: int
     opening: bool = False
     """It opens databases now, and its first heartbeat that does not say so says that it is done."""
+    root: RootTime | None = None
+    """What it goes by, if it dies before it has said more."""
 
     @property
     def process(self) -> ProcessIdentity:
@@ -80,6 +96,7 @@ class Heartbeat(BaseModel):
     count: int
     at: int
     opening: bool = False
+    root: RootTime | None = None
 
 
 class Release(BaseModel):
@@ -89,6 +106,7 @@ class Release(BaseModel):
 
     holder: str
     at: int
+    root: RootTime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +187,29 @@ class OwnerFiles:
             )
         raise StoreUnavailableError(f"{self} changes hands faster than it can be read")
 
+    async def root_time(self) -> RootTime | None:
+        """The time of the root as the newest owner has said it last; none if it has not."""
+        found = await self._found()
+        epoch = max((one for one, kinds in found.items() if _OWNER in kinds), default=0)
+        # The last that was written comes first.
+        for kind in (_RELEASED, _ALIVE):
+            file = None
+            if kind in found.get(epoch, ()):
+                file = await self._objects.read_dated(self._path(epoch, kind))
+            root = None if file is None else self._said(epoch, kind, *file)
+            if root is not None:
+                return root
+        data = await self._objects.read(self._path(epoch, _OWNER)) if epoch else None
+        owner = self._parsed(Owner, data, epoch, _OWNER)
+        return None if owner is None else owner.root
+
+    def owner_path(self, epoch: int) -> str:
+        """Where it says who has an epoch."""
+        return self._path(epoch, _OWNER)
+
+    def heartbeat_path(self, epoch: int) -> str:
+        return self._path(epoch, _ALIVE)
+
     async def is_newest(self, epoch: int) -> bool:
         """Whether an epoch is there, and none above it."""
         found = await self._found()
@@ -200,7 +241,9 @@ class OwnerFiles:
         )
 
     async def release(self, epoch: int, release: Release) -> None:
-        await self._objects.create(self._path(epoch, _RELEASED), sealed_model(release))
+        await self._objects.create(
+            self._path(epoch, _RELEASED), sealed_model(release, exclude_defaults=True)
+        )
 
     async def remove_below(self, epoch: int) -> None:
         """Remove what older epochs have left."""
@@ -216,19 +259,37 @@ class OwnerFiles:
                 found[int(match[1])].add(match[2])
         return found
 
+    def _said(self, epoch: int, kind: str, data: bytes, store_at: int) -> RootTime | None:
+        """What a heartbeat or a release says of the time; none if it is damaged."""
+        said: Release | Heartbeat | None
+        if kind == _RELEASED:
+            said = self._parsed(Release, data, epoch, kind)
+        else:
+            said = self._parsed(Heartbeat, data, epoch, kind)
+        if said is None:
+            return None
+        # Owners of 0.1 went by their machine's clock, and say no more.
+        root = said.root or RootTime(at=said.at, timeline=None, elapsed_ms=0)
+        if root.store_at is not None:
+            return root  # of an owner before it
+        return root.model_copy(update={"store_at": store_at, "wall_at": said.at})
+
     def _parsed(self, model: type[M], data: bytes | None, epoch: int, kind: str) -> M | None:
-        """What a file says; none if it is damaged: a root must not be lost for that."""
-        if data is None:
-            return None
-        name = self._objects.location.url_of(self._path(epoch, kind))
-        try:
-            return parsed(model, data, name, f"is no {model.__name__.lower()}")
-        except CorruptStoreError as error:
-            logger.warning("%s", error)
-            return None
+        return if_whole(model, data, self._objects.location.url_of(self._path(epoch, kind)))
 
     def _path(self, epoch: int, kind: str) -> str:
         return f"{self._folder}/{epoch:020}.{kind}"
+
+
+def if_whole(model: type[M], data: bytes | None, name: str) -> M | None:
+    """What a file says; none if it is damaged: a root must not be lost for that."""
+    if data is None:
+        return None
+    try:
+        return parsed(model, data, name, f"is no {model.__name__.lower()}")
+    except CorruptStoreError as error:
+        logger.warning("%s", error)
+        return None
 
 
 async def current_owner(objects: Objects, role: str = QUEUES_ROLE) -> Owner | None:

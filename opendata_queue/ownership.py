@@ -34,6 +34,7 @@ from opendata_queue.owner_files import (
     Owner,
     OwnerFiles,
     Release,
+    RootTime,
     Tenure,
     messages_role,
 )
@@ -116,6 +117,7 @@ class Ownership:
         self.epochs: dict[str, int] = {}
         self.on_lost: Callable[[FencedError], None] | None = None
         self.has_failed: Callable[[], bool] = lambda: False
+        self._root_time: Callable[[], RootTime | None] = lambda: owner.root
         self._files = files
         self._clock = clock
         self._count = 0
@@ -141,6 +143,7 @@ class Ownership:
         name: str | None = None,
         lease_ms: int = DEFAULT_LEASE_MS,
         opening: bool = False,
+        root: RootTime | None = None,
     ) -> Self:
         """Take roles, all or none; ``OwnedError`` if another process serves one of them.
 
@@ -150,8 +153,11 @@ class Ownership:
         over at once, one comes to serve, and the others are refused.
 
         With ``opening`` others wait for this process in the same way, until it calls ``opened``.
+        ``root`` is what is known of the time of the root, for the next one if this one says no
+        more.
         """
         owner = _this_process(clock, address, name, lease_ms, opening=opening)
+        owner = owner.model_copy(update={"root": root})
         files = [OwnerFiles(objects, role) for role in roles]
         taken = cls(files, owner, clock)
         _held_here[owner.holder] = taken
@@ -181,13 +187,24 @@ class Ownership:
         if self._lost is not None:
             raise self._lost.with_traceback(None)
 
+    @property
+    def owner_path(self) -> str:
+        """The file that was created for the first of the roles."""
+        return self._files[0].owner_path(self.epochs[self._files[0].role])
+
+    @property
+    def heartbeat_path(self) -> str:
+        """The file of the heartbeats for the first of the roles."""
+        return self._files[0].heartbeat_path(self.epochs[self._files[0].role])
+
     async def release(self) -> None:
         """Give the roles up. What can't be written is logged: others then wait for the lease."""
         await end_tasks([self._keeping])
         already, self._released = self._released, True
         if already or self._lost is not None:
             return
-        release = Release(holder=self.owner.holder, at=self._clock.now_ms())
+        root = self._root_time()
+        release = Release(holder=self.owner.holder, at=self._clock.now_ms(), root=root)
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT_MS / 1000):
                 for one in self._files:
@@ -198,10 +215,15 @@ class Ownership:
                 "could not say that %s was given up: %s", self.owner, str(error) or "no answer"
             )
 
-    async def opened(self) -> None:
-        """Say that this process serves from now on: another one may take over from it."""
+    async def opened(self, root_time: Callable[[], RootTime]) -> None:
+        """Say that this process serves from now on: another one may take over from it.
+
+        This heartbeat and all that follow say the time of the root, too.
+        """
         self._is_opening = False
-        await self._beat()
+        self._root_time = root_time
+        if self._lost is None:
+            await self._beat()
 
     async def _take(self, files: OwnerFiles, before: int, *, exactly: bool) -> None:
         """Take a role after an epoch, or after later ones of owners that are gone."""
@@ -281,7 +303,11 @@ class Ownership:
         self._count += 1
         now = self._clock.now_ms()
         heartbeat = Heartbeat(
-            holder=self.owner.holder, count=self._count, at=now, opening=self._is_opening
+            holder=self.owner.holder,
+            count=self._count,
+            at=now,
+            opening=self._is_opening,
+            root=self._root_time(),
         )
         try:
             async with asyncio.timeout(self.owner.lease_ms / 1000):

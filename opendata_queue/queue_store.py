@@ -28,7 +28,6 @@ from odq_encodings import (
 from opendata_queue.attempts import AttemptsLedger
 from opendata_queue.bulk_registry import BulkRegistry
 from opendata_queue.checks import check_integer
-from opendata_queue.clock import Clock
 from opendata_queue.commit_files import Commit
 from opendata_queue.committer import CommitLimits, GroupCommitter
 from opendata_queue.errors import (
@@ -45,6 +44,7 @@ from opendata_queue.lanes import Past
 from opendata_queue.queue_options import QueueOptions, check_name
 from opendata_queue.queue_removal import delete_rows, purge
 from opendata_queue.queue_state import Claim, Held, Waiting, in_order
+from opendata_queue.root_clock import RootClock
 from opendata_queue.shard_files import FIRST_BULK_SHARD, OWNERS_SHARD, is_bulk
 from opendata_queue.store import Database, Objects, Rows
 from opendata_queue.stored_queue import StoredQueue, consumers_of, failures_in
@@ -69,7 +69,6 @@ _ROWS_BESIDE_CALLERS: Final = 1_000
 """A commit with so many rows gets no more from the background while callers may join it."""
 _ROUNDS_OF_DUE: Final = 2
 """How often a claim admits some hundred messages that are due before it takes what there is."""
-_LOOK_AGAIN_MS: Final = 60_000
 
 Durable = Callable[[], Awaitable[None]]
 """Waits until what was done is durable."""
@@ -83,28 +82,6 @@ async def open_queues(objects: Objects) -> Database:
     return await Database.open(objects, "queues/00000", journaled=True)
 
 
-class HighWaterClock:
-    """Never shows less than the latest time that a commit has seen, whoever made it."""
-
-    __slots__ = ("_mark_ms", "machine")
-
-    def __init__(self, machine: Clock, mark_ms: int) -> None:
-        self.machine = machine
-        """What was given; while it is behind, this clock stands still and that one runs."""
-        self._mark_ms = mark_ms
-
-    def now_ms(self) -> int:
-        now_ms = self.machine.now_ms()
-        if now_ms > self._mark_ms:
-            self._mark_ms = now_ms
-        return self._mark_ms
-
-    async def wait_until(self, time_ms: int) -> None:
-        """Wait for a time, or for a minute: somebody may set the machine's clock meanwhile."""
-        if time_ms > self.now_ms():
-            await self.machine.wait_until(min(time_ms, self.machine.now_ms() + _LOOK_AGAIN_MS))
-
-
 class QueueStore:
     """The one owner of the queue store.
 
@@ -114,7 +91,7 @@ class QueueStore:
     def __init__(
         self,
         database: Database,
-        clock: HighWaterClock,
+        clock: RootClock,
         deadlines: Deadlines,
         *,
         limits: CommitLimits,
@@ -158,7 +135,7 @@ class QueueStore:
     async def load(
         cls,
         database: Database,
-        clock: Clock,
+        clock: RootClock,
         deadlines: Deadlines,
         *,
         limits: CommitLimits | None = None,
@@ -168,17 +145,18 @@ class QueueStore:
     ) -> QueueStore:
         """All queues of a database that ``open_queues`` has opened, and that is theirs from now on.
 
-        It is closed with them, and if this fails.
+        It is closed with them, and if this fails. The clock shows no less from now on than the
+        last commit had seen.
         """
         store: QueueStore | None = None
         try:
             mark = await database.get(_CLOCK_KEY)
-            marked = 0
             if mark is not None:
-                marked = database.decode(ClockMark.decode, _CLOCK_KEY, mark).now
+                marked = database.decode(ClockMark.decode, _CLOCK_KEY, mark)
+                clock.start_no_earlier(marked.now)
             store = cls(
                 database,
-                HighWaterClock(clock, marked),
+                clock,
                 deadlines,
                 limits=limits or CommitLimits(),
                 lease_grace_ms=lease_grace_ms,
@@ -466,12 +444,11 @@ class QueueStore:
         queue = self.queue(name)
         lease = _checked_lease(queue.options, lease_ms)
         _check_claim(count, consumer, wait_ms)
-        # By the machine's clock: the other one may stand still for longer than anybody waits.
-        give_up_at = self.clock.machine.now_ms() + wait_ms
+        give_up_at = self.clock.now_ms() + wait_ms
         claimed = await self._claim_now(queue, count, consumer, lease)
         if claimed[0] or not wait_ms:
             return claimed
-        patience = asyncio.ensure_future(self.clock.machine.wait_until(give_up_at))
+        patience = asyncio.ensure_future(self.clock.wait_until(give_up_at))
         ticket = queue.draw_ticket()
         try:
             while not claimed[0] and not patience.done():

@@ -44,6 +44,7 @@ from opendata_queue.messages import (
 from opendata_queue.queue_looks import QueueLook
 from opendata_queue.queue_options import QueueOptions
 from opendata_queue.queue_store import MAX_AT_ONCE
+from opendata_queue.root_time import reading_clock
 from opendata_queue.shard import MAX_MESSAGE_ID
 from opendata_queue.shard_readers import ShardReaders
 from opendata_queue.store import DatabaseReader, Location, Objects, StoreKind, StoreSettings
@@ -97,7 +98,8 @@ class ReadOnlySystem(AsyncSystem):
         descriptor = await read_root(objects)
         if descriptor is None:
             raise missing
-        return cls(descriptor, objects, clock or SystemClock())
+        clock = await reading_clock(objects, clock or SystemClock())
+        return cls(descriptor, objects, clock)
 
     # --- reading ----------------------------------------------------------------------------------
 

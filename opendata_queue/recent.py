@@ -18,6 +18,7 @@ _Unusual = tuple[str | None, _GivenTimes, int]
 """Payload URI, given times, retention in seconds; an empty URI for a blob."""
 
 _BLOB: Final = ""
+_MAX_TIME_MS: Final = (1 << 63) - 1
 _USUAL: Final[_Unusual] = (None, None, 0)
 
 # What a message weighs besides its payload, its URI and its headers: Python's objects.
@@ -71,6 +72,13 @@ class CheckedMessage:
         self.blob = blob
         self.uri_value = uri_value
         self.payload = None
+
+    def shift(self, milliseconds: int) -> None:
+        """Move the instant at which it becomes visible, if one was given, to another clock."""
+        created_at, visible_at, delay_ms = self.given_times or (None, None, 0)
+        if visible_at is not None:
+            shifted = min(max(visible_at + milliseconds, -_MAX_TIME_MS), _MAX_TIME_MS)
+            self.given_times = created_at, shifted, delay_ms
 
     def times(self, received_at: int) -> tuple[int, int]:
         """Created at and visible at, given when it was received."""

@@ -13,6 +13,7 @@ from opendata_queue.errors import OdqError, OtherRoleError, OwnedError, StoreUna
 from opendata_queue.owner_files import (
     QUEUES_ROLE,
     OwnerFiles,
+    RootTime,
     Tenure,
     messages_role,
     owned_shards,
@@ -45,6 +46,7 @@ async def take_live_shard(
     address: str | None,
     name: str | None,
     lease_ms: int,
+    root: RootTime | None = None,
 ) -> tuple[int, Ownership]:
     """Become the writer of a live shard: of one whose writer is gone, or else of a new one."""
     files = ShardFiles(objects)
@@ -60,6 +62,7 @@ async def take_live_shard(
                 address=address,
                 name=name,
                 lease_ms=lease_ms,
+                root=root,
             )
         except OwnedError:
             return None  # somebody else was faster

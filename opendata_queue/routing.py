@@ -43,6 +43,17 @@ def retention_deadline(received_at: int, retention_seconds: int) -> int:
     return min(received_at + retention_seconds * 1_000, _MAX_TIME_MS)
 
 
+def received_by(now: int, received_at: int, visible_at: int) -> tuple[int, int]:
+    """When a message was received and is visible, by the root's clock (RFC 0012).
+
+    One that another process has received later than now was received now, at the latest: its
+    delay and its retention count from here.
+    """
+    if received_at <= now:
+        return received_at, visible_at
+    return now, visible_at - (received_at - now)
+
+
 def _alike_until(messages: Sequence[Published], first: int) -> int:
     """Behind the last message that has the headers of the first, and so has all in between."""
     headers = messages[first].headers
@@ -66,6 +77,14 @@ class _Columns(NamedTuple):
         if count >= len(self.ids):
             return self
         return _Columns(*[column[:count] for column in self])
+
+    def by(self, now: int) -> _Columns:
+        """The same by the root's clock: nothing was received later than now."""
+        if max(self.received) <= now:
+            return self
+        both = map(received_by, repeat(now), self.received, self.visible)
+        received, visible = zip(*both, strict=True)
+        return self._replace(received=received, visible=visible)
 
     def deadlines(self) -> Iterable[int]:
         if not any(self.retentions):
@@ -196,7 +215,8 @@ class Router:
                 behind = min(behind, place + -(-(most - count) // len(places)))
                 count += len(places) * (behind - place)
                 ids, _, received, visible, retentions, _ = zip(*messages[place:behind], strict=True)
-                _put_together(_Columns(ids, received, visible, retentions), places, routed)
+                columns = _Columns(ids, received, visible, retentions)
+                _put_together(columns.by(self.store.clock.now_ms()), places, routed)
             place = behind
             looks += 1
         self._take_in(routed)
@@ -225,7 +245,7 @@ class Router:
         else:
             by_kind = {kind: self._places_of(log.headers[kind]) for kind in set(kinds)}
             found = [*map(by_kind.__getitem__, kinds)]
-        count = self._put_each(columns, found, routed)
+        count = self._put_each(columns.by(self.store.clock.now_ms()), found, routed)
         self._take_in(routed)
         return first + count
 

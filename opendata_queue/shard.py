@@ -33,6 +33,7 @@ from opendata_queue.messages import MessageFields, NewMessage, Published
 from opendata_queue.payloads import is_user_uri
 from opendata_queue.read_ahead import ReadAhead
 from opendata_queue.recent import CheckedMessage, MessageBatch, RecentMessages
+from opendata_queue.root_clock import RootClock
 from opendata_queue.sequences import KEY as SEQ_BLOCK_KEY
 from opendata_queue.sequences import Sequences
 from opendata_queue.store import Database, Figure, Objects, Rows
@@ -100,7 +101,7 @@ class MessageShard:
         self.objects = objects
         self._sequences = sequences
         self._first_id = shard << 32
-        self.clock = clock
+        self.clock = clock = RootClock.of(clock)
         self._options = options
         self._committer = GroupCommitter(database, options.limits)
         self._reserving = asyncio.Lock()
@@ -392,6 +393,8 @@ class MessageShard:
                 one = check_message(message, inline_bytes)
             except (EncodingError, InvalidInputError) as error:
                 raise InvalidInputError(f"message {index}: {error}") from error
+            if message.visible_at_ms is not None:
+                one.shift(self.clock.ahead_for_callers_ms())
             checked.append(one)
             size_bytes += one.size_bytes
         if size_bytes > MAX_BYTES_AT_ONCE:

@@ -26,6 +26,7 @@ LAYERS: list[set[str]] = [
         "opendata_queue.pauses",
         "opendata_queue.control_files",
         "opendata_queue.process_identity",
+        "opendata_queue.root_clock",
         "opendata_queue.tasks",
         "opendata_queue.token_hosts",
         "opendata_queue.testing",
@@ -46,6 +47,7 @@ LAYERS: list[set[str]] = [
         "opendata_queue.owner_files",
         "opendata_queue.ownership",
         "opendata_queue.roles",
+        "opendata_queue.root_time",
         "opendata_queue.shard_files",
     },
     # The messages database and the queue store know nothing of each other.

@@ -14,13 +14,13 @@ from odq_compactor.positions import Position
 from odq_compactor.report import RetentionReport
 from odq_compactor.space import collect_garbage, free_space, shorten_replay
 from opendata_queue.clock import Clock, SystemClock
-from opendata_queue.engine import Engine
+from opendata_queue.engine import Engine, OwnedStores
 from opendata_queue.errors import OdqError, OwnedError
 from opendata_queue.owner_files import messages_role
 from opendata_queue.ownership import Ownership
 from opendata_queue.shard import MessageShard, PublishOptions
 from opendata_queue.shard_files import ShardFiles
-from opendata_queue.store import Objects, StoreSettings, Upkeep
+from opendata_queue.store import StoreSettings, Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ async def compact_root(
                 await shorten_replay(Upkeep(stores.objects, path), position)
         await collect_garbage(compactor.positions, report, kept_ms=_KEPT_MS)
         for number in await ShardFiles(stores.objects).live_shards():
-            await _pass_live_shard(compactor, stores.objects, number, report, clock, options)
+            await _pass_live_shard(compactor, stores, number, report, clock, options)
         report.bytes_before = before
         report.bytes_after = await stores.objects.size_bytes()
         report.requests += engine_requests(engine)
@@ -88,13 +88,14 @@ async def compact_root(
 
 async def _pass_live_shard(
     compactor: RetentionCompactor,
-    objects: Objects,
+    stores: OwnedStores,
     number: int,
     report: RetentionReport,
     clock: Clock,
     options: CompactorOptions,
 ) -> None:
     """Become the writer of a live shard for a while, unless it has one."""
+    objects, root = stores.objects, stores.queues.clock
     try:
         ownership = await Ownership.acquire(
             objects, (messages_role(number),), clock=clock, name=NAME
@@ -104,7 +105,7 @@ async def _pass_live_shard(
         return
     shard: MessageShard | None = None
     try:
-        shard = await MessageShard.open(objects, number, clock=clock, options=PublishOptions())
+        shard = await MessageShard.open(objects, number, clock=root, options=PublishOptions())
         # Who was taken over while it opened has fenced its successor, and must give way.
         await ownership.check()
         position = await Position.load(shard)

@@ -56,6 +56,7 @@ from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.commit_files import Commit, CommitFiles, CommittedShard
 from opendata_queue.errors import CorruptStoreError, StoreAccessError
 from opendata_queue.queue_looks import QueueLook
+from opendata_queue.root_time import reading_clock
 from opendata_queue.shard_files import ShardFiles
 from opendata_queue.store import DatabaseReader, Objects, StoreSettings
 from opendata_queue.stored_queue import StoredQueue
@@ -81,10 +82,10 @@ async def plan_root(
     clock: Clock | None = None,
 ) -> RetentionReport:
     """What a pass on the root at ``url`` would remove now."""
-    clock = clock or SystemClock()
     objects = Objects.open(url, settings or StoreSettings())
     if await read_root(objects) is None:
         raise StoreAccessError(f"there is no root at {url}")
+    clock = await reading_clock(objects, clock or SystemClock())
     loop = asyncio.get_running_loop()
     started = loop.time()
     async with AsyncExitStack() as stack:

@@ -24,11 +24,12 @@ from opendata_queue.errors import (
 )
 from opendata_queue.features import check_features, named_features
 from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles
+from opendata_queue.root_time import reading_clock
 from opendata_queue.store import Location, Objects, S3Access, StoreKind, StoreSettings
 from opendata_queue.system import DESCRIPTOR_PATH, described
 
 _SETTINGS: Final = StoreSettings(request_timeout_ms=5_000, outage_timeout_ms=10_000)
-_SKEW_MS: Final = 1_000
+_SKEW_MS: Final = 2_000
 
 
 async def check_root(
@@ -179,7 +180,7 @@ async def _check_databases(root: LiveRoot, clock: Clock, *, served: bool) -> Asy
         return
     for path in (messages_path(0), QUEUES):
         yield await check_garbage(root.objects, path, clock, served=served)
-    yield await _check_clock(root, clock)
+    yield await _check_clock(root, root.objects, clock)
     queues = await root.queue_ids()
     yield ok("queues", plural(len(queues), "queue"))
     for finding in await check_counters(root):
@@ -196,15 +197,18 @@ async def _check_database(root: LiveRoot, path: str) -> Finding:
     return ok(path, "can be read")
 
 
-async def _check_clock(root: LiveRoot, clock: Clock) -> Finding:
+async def _check_clock(root: LiveRoot, objects: Objects, clock: Clock) -> Finding:
     rows = await root.get(QUEUES, [ClockKey().encode()])
     if not rows:
         return ok("clock", "no time was noted yet")
-    ahead_ms = ClockMark.decode(rows[0].value).now - clock.now_ms()
-    if ahead_ms > _SKEW_MS:
-        return warn(
-            "clock",
-            f"the last owner's clock was {duration_text(ahead_ms)} ahead of this machine's",
-            "let both follow the same time (NTP): until this one has caught up, leases last longer",
-        )
-    return ok("clock", "the last owner's clock was not ahead of this machine's")
+    time = await reading_clock(objects, clock)
+    time.start_no_earlier(ClockMark.decode(rows[0].value).now)
+    if abs(time.ahead_ms) <= _SKEW_MS:
+        return ok("clock", "the root's clock and this machine's agree")
+    apart = f"{duration_text(abs(time.ahead_ms))} {'ahead of' if time.ahead_ms > 0 else 'behind'}"
+    return warn(
+        "clock",
+        f"the root's clock is {apart} this machine's",
+        "let all machines follow the same time (NTP): leases, delays and retentions are right, "
+        "but the times that are shown differ until the root's clock agrees again",
+    )

@@ -111,7 +111,7 @@ class RateLimits:
         rate = self._settings.namespace_rates.get(namespace, self._settings.rate_per_second)
         if rate is None:
             return
-        now_ms, burst = self._clock.now_ms(), float(self._settings.rate_burst)
+        now_ms, burst = self._clock.elapsed_ns() // 1_000_000, float(self._settings.rate_burst)
         left, since_ms = self._buckets.pop(namespace, (burst, now_ms))
         left = min(burst, left + (now_ms - since_ms) / 1000 * rate)
         refused = left < 1

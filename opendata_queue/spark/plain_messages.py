@@ -8,7 +8,7 @@ compiled batch writer takes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -33,6 +33,7 @@ _BINARY: Final = pa.large_binary()
 _EMPTY: Final = pa.scalar(b"", _BINARY)
 _SEQUENCE: Final = SHARD_SEQUENCES - 1
 _ROWS_OF_A_MESSAGE: Final = 2
+_MAX_TIME_MS: Final = (1 << 63) - 1
 
 # What comes before a payload: the header of its row, its key, and its length.
 _PAYLOAD_HEAD: Final = np.dtype(
@@ -108,6 +109,16 @@ class PlainMessages:
                     retention_seconds=int(seconds[start]),
                     size_bytes=int(size),
                 )
+
+    def shifted(self, milliseconds: int) -> PlainMessages:
+        times = self.visible_at_ms
+        if times is None:
+            return self
+        latest = pa.scalar(_MAX_TIME_MS - max(0, milliseconds), pa.int64())
+        earliest = pa.scalar(-_MAX_TIME_MS - min(0, milliseconds), pa.int64())
+        times = pc.min_element_wise(times, latest, skip_nulls=False)
+        times = pc.max_element_wise(times, earliest, skip_nulls=False)
+        return replace(self, visible_at_ms=pc.add(times, milliseconds))
 
     def packed(self, first_id: int, now_ms: int, ttl_grace_ms: int) -> Iterator[PackedRows]:
         heads = _PAYLOAD_HEAD.itemsize + _METADATA_HEAD.itemsize

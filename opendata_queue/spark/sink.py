@@ -29,6 +29,7 @@ from opendata_queue.commit_files import Commit, CommitFiles, CommittedShard
 from opendata_queue.errors import InvalidInputError, StoreUnavailableError
 from opendata_queue.features import CHECKED_BLOBS, checked_features
 from opendata_queue.recent import CheckedMessage
+from opendata_queue.root_time import continued_clock, last_root_time
 from opendata_queue.shard_files import COMMITTED_WITHIN_MS, ShardFiles, earliest_bulk_shard
 from opendata_queue.spark.columns import BadRow, Batch, Layout, checked_messages, plain_messages
 from opendata_queue.spark.few_rows import decode_batches, encode_batches, few_bytes
@@ -176,11 +177,14 @@ class _Filling:
         await found.add_to(self._shard)
 
     async def _begin(self) -> None:
-        reservation = await ShardFiles(self._objects).reserve_bulk(
-            job=self._job, now_ms=self._clock.now_ms()
-        )
+        known = await last_root_time(self._objects)
+        files = ShardFiles(self._objects)
+        reservation = await files.reserve_bulk(job=self._job, now_ms=self._clock.now_ms())
+        # Executors have clocks of their own; retentions and delays are by the root's.
+        path = files.path_of(reservation.shard)
+        clock = await continued_clock(self._objects, self._clock, known, path)
         self._shard = await BulkShard.create(
-            self._objects, reservation.shard, self._clock, checked_blobs=self._checked_blobs
+            self._objects, reservation.shard, clock, checked_blobs=self._checked_blobs
         )
         few, self._few = self._few, []
         for batch in few:

@@ -152,11 +152,24 @@ class Objects:
 
     async def read_tagged(self, path: str) -> tuple[bytes, str | None] | None:
         """The bytes of ``path`` and the ETag of this version; none if there is no such object."""
+        found = await self._read_described(path)
+        return None if found is None else (found[0], found[1]["e_tag"])
+
+    async def read_dated(self, path: str) -> tuple[bytes, int] | None:
+        """The bytes of ``path``, and when it was last written; none if there is no such object.
+
+        That is in milliseconds by the store's clock. S3 says the second; of files, it is the
+        machine's clock.
+        """
+        found = await self._read_described(path)
+        return None if found is None else (found[0], _modified_ms(found[1]))
+
+    async def _read_described(self, path: str) -> tuple[bytes, obstore.ObjectMeta] | None:
         with translated(f"read {self.location.url_of(path)}"):
             self.requests += 1
             try:
                 result = await _answer(obstore.get_async(self._store, self.location.join(path)))
-                return bytes(await _answer(result.bytes_async())), result.meta["e_tag"]
+                return bytes(await _answer(result.bytes_async())), result.meta
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise

@@ -15,8 +15,9 @@ from odq_encodings import (
     QueueCounters,
     QueueCountersKey,
 )
-from opendata_queue import NewMessage
+from opendata_queue import Engine, NewMessage, SystemClock
 from opendata_queue.store import Database, Objects, Rows, StoreSettings
+from opendata_queue.testing import ManualClock
 from tests.broker import BrokerProcess
 from tests.cli.careless_s3 import careless_s3
 from tests.cli.conftest import Odq
@@ -132,6 +133,24 @@ async def test_a_clock_that_was_ahead_is_warned_of(orders: Odq) -> None:
     told = await _in_thread(orders)
 
     assert found(told, "clock")["level"] == "warn"
+
+
+@pytest.mark.parametrize("ahead_ms", [420_000, -420_000], ids=["ahead", "behind"])
+async def test_a_clock_of_a_root_that_differs_from_this_machines_is_warned_of(
+    tmp_path: Path, ahead_ms: int
+) -> None:
+    odq = Odq(f"file://{tmp_path}/new")
+    clock = ManualClock(SystemClock().now_ms() + ahead_ms)
+    async with await Engine.open(odq.url, clock=clock) as system:
+        await system.create_queue("q")
+    clock.set_wall_ms(SystemClock().now_ms())
+    async with await Engine.open(odq.url, clock=clock) as system:
+        await system.publish(b"x")
+
+    clock_found = found(await _in_thread(odq), "clock")
+
+    assert clock_found["level"] == "warn"
+    assert ("ahead of" if ahead_ms > 0 else "behind") in clock_found["found"]
 
 
 async def test_counters_that_do_not_agree_with_their_rows_fail(orders: Odq) -> None:

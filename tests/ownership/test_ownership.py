@@ -155,9 +155,11 @@ async def test_the_files_are_what_the_rfc_says(
         "taken_at": clock.now_ms() - 2 * BEAT_MS,
         "opening": True,
     }
-    # The first one came when it was open.
-    assert alive == {"holder": holder, "count": 3, "at": clock.now_ms()}
-    assert released == {"holder": holder, "at": clock.now_ms()}
+    now_ms = clock.now_ms()
+    root_time = {"at": now_ms, "timeline": "manual", "elapsed_ms": now_ms}
+    # One comes at once, and says the time of the root (RFC 0012).
+    assert alive == {"holder": holder, "count": 3, "at": now_ms, "root": root_time}
+    assert released == {"holder": holder, "at": now_ms, "root": root_time}
 
 
 async def test_a_served_root_is_refused_and_its_owner_goes_on(
@@ -477,10 +479,12 @@ async def test_the_files_of_earlier_owners_are_removed(root: str, objects: Objec
     for _ in range(3):
         await (await Engine.open(root)).close()
 
+    newest = "00000000000000000004"
     async with await Engine.open(root):
         for role in ALL_ROLES:
-            left = ["00000000000000000004.alive.json", "00000000000000000004.json"]
-            while await objects.names(f"owners/{role}") != left:
+            # Its first heartbeat comes when it is open.
+            wanted = [f"{newest}.alive.json", f"{newest}.json"]
+            while await objects.names(f"owners/{role}") != wanted:
                 await asyncio.sleep(0)
 
 

@@ -39,7 +39,9 @@ from opendata_queue import (
 from opendata_queue.queue_removal import delete_rows
 from opendata_queue.queue_state import Claim
 from opendata_queue.queue_store import QueueStore
-from opendata_queue.store import Rows, forget_memory_root
+from opendata_queue.shard import MessageShard, PublishOptions
+from opendata_queue.shard_files import OWNERS_SHARD
+from opendata_queue.store import Objects, Rows, StoreSettings, forget_memory_root
 from opendata_queue.stored_queue import StoredQueue
 from opendata_queue.testing import ManualClock
 
@@ -640,11 +642,20 @@ async def test_a_clock_that_was_behind_hides_nothing(root: str) -> None:
         ahead.advance_ms(10_000)
         start = ahead.now_ms()
         ids += await publish(system, 20)
+    # Owners of 0.1 did not go by the time of the root.
     behind = ManualClock(start - 9_000)
-    async with await Engine.open(root, clock=behind) as system:
-        await publish(system, 20)  # received before ``start``, by this clock
-        behind.advance_ms(9_000)
-        ids += await publish(system, 20)
+    shard = await MessageShard.open(
+        Objects.open(root, StoreSettings()),
+        OWNERS_SHARD,
+        clock=behind,
+        options=PublishOptions(),
+        journaled=True,
+    )
+    await shard.publish_many([NewMessage(b"x")] * 20)  # received before ``start``, by this clock
+    behind.advance_ms(9_000)
+    ids += await shard.publish_many([NewMessage(b"x")] * 20)
+    await shard.close()
+    async with await Engine.open(root, clock=ahead) as system:
         await system.create_queue("q", start=start)
         await system._replay.finished()
 

@@ -104,10 +104,11 @@ async def drain(system: Engine) -> dict[int, int]:
 
 
 async def check_the_end(url: str, told: Told) -> None:
-    # All leases, delays and back-offs are over by this clock. Leases that are over are taken back
-    # by the first claim, and rest for their back-off: so it is turned once more.
-    clock = ManualClock(time.time_ns() // 1_000_000 + HOUR_MS)
+    # All leases, delays and back-offs are over after an hour. Leases that are over are taken back
+    # by the first claim, and rest for their back-off: so the clock is turned once more.
+    clock = ManualClock(time.time_ns() // 1_000_000)
     async with await Engine.open(url, settings=SETTINGS, clock=clock) as system:
+        clock.advance_ms(HOUR_MS)
         await system._tailer.caught_up()
         everything = {e.message_id async for chunk in system.scan_log() for e in chunk}
         done = await done_ids(system)

@@ -207,21 +207,22 @@ async def test_whoever_waits_is_woken_when_time_brings_something(
     assert len(await waiting) == 1
 
 
-async def test_a_long_poll_ends_though_the_clock_of_the_queues_stands_still(url: str) -> None:
-    """After a takeover by a machine that is behind."""
+async def test_a_delayed_message_comes_in_time_though_the_machine_is_behind(url: str) -> None:
+    """After a takeover from one that was ahead: the clock of the queues goes on."""
     async with await Engine.open(url, clock=ManualClock(2_000_000)) as system:
         await system.create_queue("q")
         await publish(system, 1, delay_ms=1_000)
     behind = ManualClock(1_000_000)
     async with await Engine.open(url, clock=behind) as system:
+        await pass_time(system, behind, 999)
+        assert await system.claim("q") == []
         waiting = asyncio.create_task(system.claim("q", wait_ms=5_000))
         while not system._queues.queue("q")._waiters:
             await asyncio.sleep(0)
-        behind.advance_ms(5_000)
-        assert await waiting == []
-        for _ in range(20):
-            await pass_time(system, behind, 50_000)
-        assert (await system.stats("q")).available == 1
+        # While it is ahead of its machine's, the clock runs two per cent slower.
+        for _ in range(30):
+            await pass_time(system, behind, 1)
+        assert len(await waiting) == 1
 
 
 async def test_many_short_events_leave_a_small_heap(
