@@ -432,9 +432,15 @@ class RemoteSystem(AsyncSystem):
     async def failed(
         self, name: str, *, filter: str | None = None, after_id: int = -1, limit: int = 100
     ) -> list[FailedMessage]:
-        asked = wire.ListFailed(queue=name, filter=filter, after_id=after_id, limit=limit)
-        answer: wire.FailedMessages = await self._call("failed", asked)
-        return answer.messages
+        found: list[FailedMessage] = []
+        while True:
+            asked = wire.ListFailed(queue=name, filter=filter, after_id=after_id, limit=limit)
+            answer: wire.FailedMessages = await self._call("failed", asked)
+            found += answer.messages
+            if not answer.more or not answer.messages:
+                return found
+            limit -= len(answer.messages)
+            after_id = answer.messages[-1].message_id
 
     async def replay(
         self,

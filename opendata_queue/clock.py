@@ -19,6 +19,11 @@ class Clock(Protocol):
         """
 
 
+def monotonic_s() -> float:
+    """Seconds that only ever grow, whoever sets the clock: for durations within a process."""
+    return time.monotonic()
+
+
 class SystemClock:
     """The machine's clock, kept from going backwards within the process."""
 

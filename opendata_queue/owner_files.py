@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from opendata_queue.errors import StoreUnavailableError
+from opendata_queue.control_files import parsed, sealed_model
+from opendata_queue.errors import CorruptStoreError, StoreUnavailableError
 from opendata_queue.process_identity import ProcessIdentity
 from opendata_queue.store import Location, Objects, StoreKind, StoreSettings
+
+logger = logging.getLogger(__name__)
 
 QUEUES_ROLE: Final = "queues"
 DEFAULT_LEASE_MS: Final = 10_000
@@ -55,6 +59,8 @@ class Owner(BaseModel):
     address: str | None
     lease_ms: Annotated[int, Field(ge=MIN_LEASE_MS, le=MAX_LEASE_MS)]
     taken_at: int
+    opening: bool = False
+    """It opens databases now, and its first heartbeat that does not say so says that it is done."""
 
     @property
     def process(self) -> ProcessIdentity:
@@ -73,6 +79,7 @@ class Heartbeat(BaseModel):
     holder: str
     count: int
     at: int
+    opening: bool = False
 
 
 class Release(BaseModel):
@@ -101,6 +108,13 @@ class Tenure:
     def count(self) -> int:
         """How many heartbeats there were."""
         return 0 if self.heartbeat is None else self.heartbeat.count
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether its owner has not come to serve yet, by what it last said."""
+        if self.released or self.owner is None or not self.owner.opening:
+            return False
+        return self.heartbeat is None or self.heartbeat.opening
 
     @property
     def last_sign_at(self) -> int | None:
@@ -144,8 +158,8 @@ class OwnerFiles:
                 alive = await self._objects.read(self._path(epoch, _ALIVE))
             return Tenure(
                 epoch=epoch,
-                owner=_parsed(Owner, owner),
-                heartbeat=_parsed(Heartbeat, alive),
+                owner=self._parsed(Owner, owner, epoch, _OWNER),
+                heartbeat=self._parsed(Heartbeat, alive, epoch, _ALIVE),
                 released=_RELEASED in found[epoch],
             )
         raise StoreUnavailableError(f"{self} changes hands faster than it can be read")
@@ -165,19 +179,23 @@ class OwnerFiles:
         if await self._objects.read(self._path(epoch + 1, _OWNER)) is not None:
             return False
         data = await self._objects.read(self._path(epoch, _OWNER))
-        owner = _parsed(Owner, data)
+        owner = self._parsed(Owner, data, epoch, _OWNER)
         return data is not None and (owner is None or owner.holder == holder)
 
     async def create(self, epoch: int, owner: Owner) -> bool:
         """Try to create an epoch; it is won if it is the newest then."""
-        return await self._objects.create(self._path(epoch, _OWNER), _bytes(owner))
+        return await self._objects.create(
+            self._path(epoch, _OWNER), sealed_model(owner, exclude_defaults=True)
+        )
 
     async def beat(self, epoch: int, heartbeat: Heartbeat) -> None:
         # Who is alive after a loss of power beats again: no need to make it last.
-        await self._objects.write(self._path(epoch, _ALIVE), _bytes(heartbeat), sync=False)
+        await self._objects.write(
+            self._path(epoch, _ALIVE), sealed_model(heartbeat, exclude_defaults=True), sync=False
+        )
 
     async def release(self, epoch: int, release: Release) -> None:
-        await self._objects.create(self._path(epoch, _RELEASED), _bytes(release))
+        await self._objects.create(self._path(epoch, _RELEASED), sealed_model(release))
 
     async def remove_below(self, epoch: int) -> None:
         """Remove what older epochs have left."""
@@ -192,6 +210,17 @@ class OwnerFiles:
             if (match := _NAME.fullmatch(name)) is not None:
                 found[int(match[1])].add(match[2])
         return found
+
+    def _parsed(self, model: type[M], data: bytes | None, epoch: int, kind: str) -> M | None:
+        """What a file says; none if it is damaged: a root must not be lost for that."""
+        if data is None:
+            return None
+        name = self._objects.location.url_of(self._path(epoch, kind))
+        try:
+            return parsed(model, data, name, f"is no {model.__name__.lower()}")
+        except CorruptStoreError as error:
+            logger.warning("%s", error)
+            return None
 
     def _path(self, epoch: int, kind: str) -> str:
         return f"{self._folder}/{epoch:020}.{kind}"
@@ -221,17 +250,3 @@ async def find_broker(url: str, *, settings: StoreSettings | None = None) -> str
     if location.kind is StoreKind.FILE and not location.folder.is_dir():
         return None
     return await broker_address(Objects.open(url, settings or StoreSettings()))
-
-
-def _bytes(model: BaseModel) -> bytes:
-    return model.model_dump_json().encode()
-
-
-def _parsed(model: type[M], data: bytes | None) -> M | None:
-    """What a file says; none if it is damaged: a root must not be lost for that."""
-    if data is None:
-        return None
-    try:
-        return model.model_validate_json(data)
-    except ValidationError:
-        return None

@@ -24,6 +24,7 @@ LAYERS: list[set[str]] = [
         "opendata_queue.clock",
         "opendata_queue.harmless",
         "opendata_queue.pauses",
+        "opendata_queue.control_files",
         "opendata_queue.process_identity",
         "opendata_queue.tasks",
         "opendata_queue.token_hosts",
@@ -32,10 +33,13 @@ LAYERS: list[set[str]] = [
     {"opendata_queue.daemon_threads", "opendata_queue.loop_thread"},
     {"opendata_queue.store"},
     {
+        "opendata_queue.allowance",
         "opendata_queue.beside",
         "opendata_queue.committer",
+        "opendata_queue.features",
         "opendata_queue.messages",
         "opendata_queue.system",
+        "opendata_queue.turns",
     },
     {
         "opendata_queue.commit_files",

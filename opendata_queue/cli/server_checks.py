@@ -47,8 +47,12 @@ def _healthy(url: str) -> tuple[Finding, str | None]:
 
 def _ready(url: str) -> Finding:
     try:
-        with _get(f"{url}/readyz"):
-            return ok("ready", "it takes work")
+        with _get(f"{url}/readyz") as answer:
+            said = answer.read(1_000).decode(errors="replace").strip()
+        if "degraded" in said:
+            advice = "see the server's log, and odq_garbage_* in /metrics"
+            return warn("ready", f"it takes work, and something is wrong: {said}", advice)
+        return ok("ready", "it takes work")
     except (OSError, ValueError) as error:
         advice = "it is starting, ending or a standby, or its store does not answer; see its log"
         return fail("ready", f"it takes no work: {error}", advice)

@@ -8,9 +8,10 @@ from typing import Self
 
 from opendata_queue.filters.canonical import canonical_text
 from opendata_queue.filters.compiled import PriorityFunction, compile_priority, compile_truth
-from opendata_queue.filters.nodes import Rule, SystemField, SystemFields, field_of, walk
+from opendata_queue.filters.nodes import Header, Rule, SystemField, SystemFields, field_of, walk
 from opendata_queue.filters.parser import parse_rules
 from opendata_queue.filters.validation import check_cost, checked_text, validate
+from opendata_queue.filters.values import PRIORITY_HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,20 @@ class Filter:
             for rule in self.rules
             for condition, _ in walk(rule.condition)
         )
+
+    @property
+    def headers(self) -> frozenset[str]:
+        """The names of the headers that it looks at; no other makes a difference."""
+        fields = [
+            field_of(condition) for rule in self.rules for condition, _ in walk(rule.condition)
+        ]
+        found = [field.name for field in fields if isinstance(field, Header)]
+        for rule in self.rules:
+            if rule.priority is None:
+                found.append(PRIORITY_HEADER)
+            elif isinstance(rule.priority, Header):
+                found.append(rule.priority.name)
+        return frozenset(found)
 
     def matches(self, headers: Mapping[str, str], sys: SystemFields) -> bool:
         """Whether a rule is TRUE for the message."""

@@ -45,13 +45,13 @@ from opendata_queue.queue_state import Claim
 from opendata_queue.receipts import QueueReceipts, Receipts
 from opendata_queue.roles import Role
 from opendata_queue.server.access import Caller
+from opendata_queue.server.decoding import MessagesDecoder
 from opendata_queue.server.exchange import Answer, Broker, Endpoint, Inquiry
-from opendata_queue.server.operations import what_fits
-from opendata_queue.server.refusals import Refusal, invalid
+from opendata_queue.server.refusals import Refusal, invalid, no_room_to_answer
 from opendata_queue.server.trace import with_trace
 from opendata_queue.server.v1 import refusals
 from opendata_queue.shard import MAX_MESSAGE_ID, NAMESPACE_HEADER
-from opendata_queue.wire import JSON, ErrorBody
+from opendata_queue.wire import JSON, ErrorBody, Many
 
 TOPIC_HEADER: Final = "topic"
 
@@ -109,7 +109,7 @@ class TopicQueues:
     async def enqueue(self, inquiry: Inquiry) -> Answer:
         inquiry.caller.check_action("publish")
         inquiry.check_json()
-        items = _ITEMS.decode(inquiry.body)
+        items = await _ITEMS.decode(inquiry.body, is_msgpack=False, share=inquiry.share)
         if len(items) > self._broker.settings.max_batch:
             raise invalid(f"{len(items)} items are over {self._broker.settings.max_batch}")
         messages = [_message(item, inquiry) for item in items]
@@ -136,8 +136,12 @@ class TopicQueues:
         await self._ensure(inquiry.caller, namespace, topic)
         await self._check_confined(inquiry.caller, queue)
         consumer = _consumer(inquiry.caller)
-        claimed = await self._system.claim(queue, limit, consumer=consumer)
-        claimed = await what_fits(self._system, self._broker.settings, queue, claimed)
+        assert isinstance(self._system, Engine)  # another one could not make the queue
+        claimed = await self._system.claim(
+            queue, limit, consumer=consumer, within=inquiry.work.allowance
+        )
+        if not claimed and inquiry.work.allowance.no_room:
+            raise no_room_to_answer()
         for message in claimed:
             self._remember((queue, message.message_id, consumer), message.receipt)
         inquiry.work.message_ids = [one.message_id for one in claimed]
@@ -260,7 +264,9 @@ class TopicQueues:
         return (await self._signer(queue)).make(claim)
 
 
-_ITEMS: Final = msgspec.json.Decoder(list[Item])
+_ITEMS: Final[MessagesDecoder[list[Item]]] = MessagesDecoder(
+    Many[Item], Many[msgspec.Raw], Item, lambda outline: outline, lambda _, items: items
+)
 _ACK: Final = msgspec.json.Decoder(Acknowledge)
 _NACK: Final = msgspec.json.Decoder(NegativeAcknowledge)
 
@@ -300,7 +306,9 @@ def _message(item: Item, inquiry: Inquiry) -> NewMessage:
 
 
 def _milliseconds(moment: datetime) -> int:
-    since = (moment.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
+    # Not by astimezone: in the first and in the last year that leaves what a datetime can say.
+    offset = moment.utcoffset() or timedelta()
+    since = (moment.replace(tzinfo=UTC) - _EPOCH - offset) // timedelta(milliseconds=1)
     return max(0, since)
 
 

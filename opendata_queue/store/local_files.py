@@ -36,8 +36,11 @@ def file_mode(folder: Path) -> int:
     return _OWNERS_ALONE
 
 
-def put_file(root: Path, path: str, data: bytes, *, create: bool) -> bool:
-    """Write a file, all of it or nothing; false if ``create`` finds one there."""
+def put_file(root: Path, path: str, data: bytes, *, create: bool, sync: bool) -> bool:
+    """Write a file, all of it or nothing; false if ``create`` finds one there.
+
+    With ``sync`` its bytes are on the disk before its name is: after a power cut it is not empty.
+    """
     place = _place(root, path)
     beside = place.with_name(f"{place.name}#{secrets.randbits(63)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
@@ -52,6 +55,8 @@ def put_file(root: Path, path: str, data: bytes, *, create: bool) -> bool:
             left = memoryview(data)
             while left:
                 left = left[file.write(left) :]
+            if sync:
+                os.fsync(descriptor)
         if not create:
             beside.replace(place)
             return True

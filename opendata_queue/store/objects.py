@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -12,8 +12,21 @@ import obstore
 import slatedb.uniffi as slatedb
 from obstore.store import LocalStore, MemoryStore, S3Store
 
+from opendata_queue.clock import SystemClock
 from opendata_queue.errors import StoreUnavailableError
-from opendata_queue.store.durable_files import make_folder, sync_file, sync_folders
+from opendata_queue.store.abilities import (
+    LOCAL,
+    OUTCOME_PATH,
+    Abilities,
+    outcome,
+    probe,
+    remembered,
+)
+from opendata_queue.store.durable_files import (
+    make_folder,
+    sync_file,
+    sync_folders,
+)
 from opendata_queue.store.figures import Figure
 from opendata_queue.store.local_files import (
     delete_file,
@@ -27,6 +40,7 @@ from opendata_queue.store.location import JOURNAL_SUFFIX, Location, StoreKind
 from opendata_queue.store.s3_access import S3Access
 from opendata_queue.store.settings import StoreSettings
 from opendata_queue.store.translation import translated
+from opendata_queue.store.waiting import timeout_figures
 
 _T = TypeVar("_T")
 
@@ -45,7 +59,15 @@ _LONGEST_PAUSE = timedelta(seconds=1)
 class Objects:
     """The object store behind a root, as both SlateDB and obstore see it."""
 
-    __slots__ = ("_first", "_store", "location", "requests", "settings", "slatedb_store")
+    __slots__ = (
+        "_abilities",
+        "_first",
+        "_store",
+        "location",
+        "requests",
+        "settings",
+        "slatedb_store",
+    )
 
     def __init__(
         self,
@@ -64,6 +86,7 @@ class Objects:
         self.slatedb_store = slatedb_store
         self.requests = 0
         """How many were made here; SlateDB counts its own."""
+        self._abilities: Abilities | None = LOCAL.get(location.kind)
 
     @classmethod
     def open(cls, url: str, settings: StoreSettings) -> Objects:
@@ -101,24 +124,106 @@ class Objects:
 
         Without ``sync`` a file may be lost with the power.
         """
-        await self._put(path, data, mode="overwrite")
+        await self._put(path, data, mode="overwrite", sync=sync)
         if sync:
             await self._sync(path)
 
-    async def read(self, path: str) -> bytes | None:
-        """The bytes of ``path``; none if there is no such object."""
+    async def read(
+        self, path: str, *, fits: Callable[[int], Awaitable[bool]] | None = None
+    ) -> bytes | None:
+        """The bytes of ``path``; none if there is no such object.
+
+        ``fits`` is given its size before it is read; none if it says no.
+        """
         with translated(f"read {self.location.url_of(path)}"):
             self.requests += 1
             try:
                 path = self.location.join(path)
                 result = await _answer(obstore.get_async(self._first or self._store, path))
                 self._first = None
+                if fits is not None and not await fits(result.meta["size"]):
+                    return None
                 return bytes(await _answer(result.bytes_async()))
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
                 self._first = None
                 return None
+
+    async def read_tagged(self, path: str) -> tuple[bytes, str | None] | None:
+        """The bytes of ``path`` and the ETag of this version; none if there is no such object."""
+        with translated(f"read {self.location.url_of(path)}"):
+            self.requests += 1
+            try:
+                result = await _answer(obstore.get_async(self._store, self.location.join(path)))
+                return bytes(await _answer(result.bytes_async())), result.meta["e_tag"]
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return None
+
+    async def read_range(self, path: str, start: int, end: int) -> bytes | None:
+        """The bytes from ``start`` up to, not including, ``end``; none if there is no object."""
+        with translated(f"read {self.location.url_of(path)}"):
+            self.requests += 1
+            path = self.location.join(path)
+            try:
+                reading = obstore.get_range_async(self._store, path, start=start, end=end)
+                return bytes(await _answer(reading))
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return None
+
+    async def replace_tagged(self, path: str, data: bytes, tag: str, *, quoted: bool) -> bool:
+        """Overwrite the version of ``path`` that has this ETag; false if it is another one.
+
+        There are stores that take an ETag only without the quotes that belong to it.
+        """
+        tag = tag if quoted else tag.removeprefix('"').removesuffix('"')
+        with translated(f"write {self.location.url_of(path)}"):
+            self.requests += 1
+            path = self.location.join(path)
+            try:
+                await _answer(obstore.put_async(self._store, path, data, mode={"e_tag": tag}))
+            except obstore.exceptions.PreconditionError:
+                return False
+        return True
+
+    async def abilities(self) -> Abilities:
+        """What the store can do: on S3 as the root remembers it, or else found out now."""
+        if self._abilities is None:
+            place = self._place()
+            found = remembered(await self.read(OUTCOME_PATH), place, SystemClock().now_ms())
+            if found is None:
+                return await self.probe()
+            self._abilities = found
+        return self._abilities
+
+    async def probe(self) -> Abilities:
+        """Find out what the store can do; on S3 the root remembers it."""
+        found = await probe(self)
+        if self.location.kind is StoreKind.S3:
+            self._abilities = found
+            if not found.missing:
+                now_ms = SystemClock().now_ms()
+                await self.write(OUTCOME_PATH, outcome(found, self._place(), now_ms))
+        return found
+
+    def _place(self) -> str:
+        """Where the store is, by which a root knows that what it remembers is about this one."""
+        return f"{S3Access.from_environment().endpoint or 'Amazon S3'}, {self.location.bucket}"
+
+    async def modified(self, folder: str) -> list[tuple[str, int]]:
+        """The names of the objects right in ``folder``, and when they were written; for small ones.
+
+        By the store's clock, in milliseconds.
+        """
+        with translated(f"list {self.location.url_of(folder)}"):
+            self.requests += 1
+            prefix = self.location.join(folder)
+            found = await _answer(obstore.list_with_delimiter_async(self._store, prefix))
+            return [(one["path"].rpartition("/")[2], _modified_ms(one)) for one in found["objects"]]
 
     async def names(self, folder: str) -> list[str]:
         """The names of the objects right in ``folder``, in their order; for small folders."""
@@ -128,7 +233,9 @@ class Objects:
                 listed = await asyncio.to_thread(list, files_in(self.location.folder / folder))
                 return sorted(name for name, _ in listed)
             prefix = self.location.join(folder)
-            found = await _answer(obstore.list_with_delimiter_async(self._store, prefix))
+            store = self._first or self._store
+            found = await _answer(obstore.list_with_delimiter_async(store, prefix))
+            self._first = None
             return sorted(one["path"].rpartition("/")[2] for one in found["objects"])
 
     async def folders(self, folder: str) -> list[str]:
@@ -138,7 +245,7 @@ class Objects:
             if self.location.kind is StoreKind.FILE:
                 place = self.location.folder / folder
                 return sorted(await asyncio.to_thread(list, folders_in(place)))
-            prefix = self.location.join(folder)
+            prefix = self.location.join(folder) or None
             found = await _answer(obstore.list_with_delimiter_async(self._store, prefix))
             return sorted(one.rstrip("/").rpartition("/")[2] for one in found["common_prefixes"])
 
@@ -168,6 +275,19 @@ class Objects:
                 if self.location.kind is StoreKind.S3 and len(found) >= limit:
                     break
         return sorted(found)[:limit]
+
+    async def list_with_times(self, folder: str, limit: int) -> list[tuple[str, int, int]]:
+        """Some objects right in ``folder``: names, sizes, and when they were written."""
+        prefix = self.location.join(folder)
+        with translated(f"list {self.location.url_of(folder)}"):
+            listing = obstore.list(self._store, prefix, chunk_size=limit)
+            async for chunk in _chunks(listing):
+                self.requests += 1
+                return [
+                    (one["path"].rpartition("/")[2], one["size"], _modified_ms(one))
+                    for one in chunk
+                ]
+        return []
 
     async def size_bytes(self, folder: str = "") -> int:
         """The bytes of all objects under ``folder``, as the bucket counts them.
@@ -240,12 +360,14 @@ class Objects:
             kind="counter",
             value=self.requests,
         )
+        yield from timeout_figures()
 
-    async def _put(self, path: str, data: bytes, *, mode: Any) -> bool:
+    async def _put(self, path: str, data: bytes, *, mode: Any, sync: bool = True) -> bool:
         with translated(f"write {self.location.url_of(path)}"):
             self.requests += 1
             if self.location.kind is StoreKind.FILE:
-                put = partial(put_file, create=mode == "create")
+                sync = sync and self.settings.fsync
+                put = partial(put_file, create=mode == "create", sync=sync)
                 return await _answer(asyncio.to_thread(put, self.location.folder, path, data))
             try:
                 path = self.location.join(path)
@@ -287,6 +409,10 @@ async def _answer(request: Awaitable[_T]) -> _T:
             if not answer.cancel() and not answer.cancelled():
                 answer.exception()  # looked at, so that nobody complains that it was not
         raise
+
+
+def _modified_ms(found: Any) -> int:
+    return int(found["last_modified"].timestamp() * 1000)
 
 
 async def _chunks(listing: Any) -> AsyncIterator[Any]:

@@ -101,15 +101,17 @@ def test_a_root_that_nobody_has_used_yet_gets_warnings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"format_version": 99}, "knows up to 1"),
-        ({"secret": "x"}, "does not describe a root: secret"),
+        ({"format_version": 99}, "knows up to 2"),
+        ({"format_version": 1, "secret": "x"}, "does not describe a root: secret"),
     ],
 )
 def test_a_descriptor_that_can_not_be_used_is_explained(
     odq: Odq, tmp_path: Path, change: dict[str, object], said: str
 ) -> None:
     file = tmp_path / "root" / "system.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    before = json.loads(file.read_text())
+    del before["check"]
+    file.write_text(json.dumps(before | change))
 
     told = odq.json("doctor", code=1)
 
