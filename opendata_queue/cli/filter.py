@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated, Final
 
 import typer
@@ -99,7 +100,9 @@ def _parsed(expression: str, as_json: bool) -> Filter:
 
 
 def _shown(parsed: Filter) -> str:
-    return parsed.text or "(empty: matches every message)"
+    text = parsed.text or "(empty: matches every message)"
+    # Into a pipe it goes as it is: what reads it wants to store it.
+    return harmless(text) if sys.stdout.isatty() else text
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:
