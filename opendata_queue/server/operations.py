@@ -208,7 +208,7 @@ class Operations:
         await self._enter(caller, asked.queue)
         # Mostly there is something, and nothing has to be watched meanwhile.
         claimed = await self._claim(asked, min(asked.wait_ms, 0), work)
-        if not claimed and asked.wait_ms > 0:
+        if not claimed and asked.wait_ms > 0 and not work.allowance.no_room:
             wait_ms = min(asked.wait_ms, self._settings.max_wait_ms)
             claimed = await self._claim_waiting(asked, wait_ms, work)
         if not claimed and work.allowance.no_room:
