@@ -388,8 +388,8 @@ async def wait_until_silent(files: OwnerFiles, clock: Clock) -> int:
 class _Watch:
     """How long an owner has been silent, by how long this process has waited.
 
-    Only the waits count, not what a clock shows: one that was set, or a process that was stopped,
-    must not make an owner look dead.
+    Only the waits count, and the looks in between, each for a wait at most, not what a clock shows:
+    one that was set, or a process that was stopped, must not make an owner look dead.
     """
 
     def __init__(self, files: OwnerFiles, clock: Clock) -> None:
@@ -398,6 +398,7 @@ class _Watch:
         self.verdict = Verdict.UNKNOWN
         self._clock = clock
         self._silent_ms = 0
+        self._last_wait_ms = 0
 
     @property
     def epoch(self) -> int:
@@ -426,9 +427,13 @@ class _Watch:
 
     def waited(self, milliseconds: int) -> None:
         self._silent_ms += milliseconds
+        self._last_wait_ms = milliseconds
 
     async def look(self) -> None:
+        began_at = self._clock.now_ms()
         before, self.tenure = self.tenure, await self.files.newest()
+        # With 30 ms for each request a look takes half as long as a wait of a lease of 1 s.
+        self._silent_ms += max(0, min(self._clock.now_ms() - began_at, self._last_wait_ms))
         self.verdict = judge(self.tenure, self._clock)
         if self.has_moved_since(before):
             self._silent_ms = 0

@@ -303,7 +303,7 @@ async def test_an_idle_minute(new_s3_root: NewRoot, s3_environment: S3Server) ->
     async with await Engine.open(url, clock=clock) as engine:
         await _stop_looking_for_shards(engine)
         ownership = engine._ownership
-        await _until_a_heartbeat_is_awaited(clock, 1, ownership)
+        await _until_a_heartbeat_is_awaited(clock, 1, ownership)  # it says that it is open
         s3_environment.reset_requests(path_contains=f"{url.removeprefix('s3://')}/owners/")
 
         for count in range(2, 20):

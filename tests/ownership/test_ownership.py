@@ -30,6 +30,7 @@ from opendata_queue.owner_files import (
     Owner,
     OwnerFiles,
     Release,
+    Tenure,
     broker_address,
     current_owner,
 )
@@ -810,6 +811,27 @@ async def test_a_standby_is_never_more_than_two_seconds_later_than_the_lease(
     await while_time_passes(clock, asyncio.wait_for(waiting, None), wait_by_wait=True)
 
     assert lease_ms <= clock.now_ms() - last_beat_at <= lease_ms + 2_000
+
+
+async def test_a_standby_counts_the_time_that_its_looks_take(
+    in_memory: Objects, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await settle_in(in_memory, an_owner(lease_ms=1_000))
+    newest = OwnerFiles.newest
+
+    async def slowly(files: OwnerFiles) -> Tenure | None:
+        found = await newest(files)
+        if files.role == ALL_ROLES[0]:
+            clock.advance_ms(150)  # of a store that is far away
+        return found
+
+    monkeypatch.setattr(OwnerFiles, "newest", slowly)
+    began_at = clock.now_ms()
+
+    await while_time_passes(clock, stand_by(in_memory, clock=clock), wait_by_wait=True)
+
+    # Four waits and five looks. With waits alone it would be 1,900 ms.
+    assert 1_000 <= clock.now_ms() - began_at <= 1_600
 
 
 async def test_a_clock_that_is_set_does_not_make_an_owner_look_dead(
