@@ -178,8 +178,8 @@ async def _check_databases(root: LiveRoot, clock: Clock, *, served: bool) -> Asy
         yield finding
     if not usable:
         return
-    for path in (messages_path(0), QUEUES):
-        yield await check_garbage(root.objects, path, clock, served=served)
+    paths = (messages_path(0), QUEUES)
+    yield await check_garbage(root.objects, paths, clock, served=served)
     yield await _check_clock(root, root.objects, clock)
     queues = await root.queue_ids()
     yield ok("queues", plural(len(queues), "queue"))

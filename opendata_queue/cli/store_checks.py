@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
-from opendata_queue.cli.common import duration_text, plural
+from opendata_queue.cli.common import duration_text
 from opendata_queue.cli.findings import Finding, fail, ok, warn
 from opendata_queue.clock import Clock
 from opendata_queue.store import Abilities, Objects, Overwrite, StoreKind, Upkeep
@@ -64,29 +65,34 @@ def _overwrites(abilities: Abilities, kind: StoreKind) -> Finding:
     )
 
 
-async def check_garbage(objects: Objects, path: str, clock: Clock, *, served: bool) -> Finding:
-    """Whether an owner removes what is not needed any more: WAL objects of before its last flush.
+async def check_garbage(
+    objects: Objects, paths: Iterable[str], clock: Clock, *, served: bool
+) -> Finding:
+    """Whether an owner removes what nobody needs any more: WAL objects of before its flush."""
+    for path in paths:
+        ages = await _garbage_ages(objects, path, clock.now_ms())
+        if served and len(ages) >= _MUCH_GARBAGE:
+            return warn(
+                "garbage",
+                f"of {path} {len(ages)} WAL objects or more are not needed any more, the oldest "
+                f"was written {duration_text(max(ages))} ago",
+                "its owner collects no garbage: see its log, its /readyz and odq_garbage_* of its "
+                "/metrics",
+            )
+    return ok("garbage", "no more than what goes by itself")
+
+
+async def _garbage_ages(objects: Objects, path: str, now_ms: int) -> list[int]:
+    """How old WAL objects are that should be gone, of the first thousand.
 
     Those without a byte fence earlier owners, and stay.
     """
-    check = f"garbage of {path}"
     first_needed = await Upkeep(objects, path).first_needed_wal_file()
-    now_ms = clock.now_ms()
-    found = await objects.list_with_times(f"{path}/wal", _LISTED)
-    old = [
+    return [
         now_ms - modified_ms
-        for name, size, modified_ms in found
+        for name, size, modified_ms in await objects.list_with_times(f"{path}/wal", _LISTED)
         if size and _number(name) < first_needed and now_ms - modified_ms > _OLD_MS
     ]
-    if served and len(old) >= _MUCH_GARBAGE:
-        many = "or more" if len(found) >= _LISTED else "of them"
-        return warn(
-            check,
-            f"{plural(len(old), 'WAL object')} {many} are not needed any more, the oldest for "
-            f"{duration_text(max(old))}",
-            "its owner collects no garbage: see its log, its /readyz and odq_garbage_* in /metrics",
-        )
-    return ok(check, "no more than what goes by itself")
 
 
 def _number(name: str) -> int:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import opendata_queue
 from opendata_queue import NewMessage, StoreSettings
+from opendata_queue.cli.store_checks import check_garbage
+from opendata_queue.clock import SystemClock
 from opendata_queue.engine import Engine
 from opendata_queue.errors import StoreAccessError
+from opendata_queue.store import Database, Objects, Rows
 from tests.cli.careless_s3 import careless_s3
 from tests.cli.conftest import Odq
 from tests.conftest import NewRoot
@@ -70,6 +75,31 @@ def test_an_open_refuses_a_store_that_creates_twice(
 
         with pytest.raises(StoreAccessError, match="two owners could both win"):
             opendata_queue.open("s3://bucket/root")
+
+
+async def test_garbage_that_nobody_collects_is_found(tmp_path: Path) -> None:
+    objects = Objects.open(f"file://{tmp_path}/root", StoreSettings(fsync=False, journal_ms=0))
+    database = await Database.open(objects, "db")
+    for number in range(3):
+        rows = Rows()
+        rows.put(b"%d" % number, b"value")
+        await database.commit(rows)
+    await database.flush_to_files()
+    await database.close()
+    an_hour_ago = SystemClock().now_ms() / 1000 - 3_600
+    for number in range(120):  # as many names for one that was flushed
+        file = tmp_path / "root/db/wal" / f"{1:0{number + 1}}.sst"
+        file.write_bytes(b"x")
+        os.utime(file, (an_hour_ago, an_hour_ago))
+
+    found = [
+        await check_garbage(objects, ["db"], SystemClock(), served=served)
+        for served in (True, False)
+    ]
+
+    assert [one.level for one in found] == ["warn", "ok"]
+    assert "of db 120 WAL objects" in found[0].found
+    assert "1h" in found[0].found or "60m" in found[0].found
 
 
 async def test_an_owner_with_nothing_to_do_leaves_the_boundaries_alone(
