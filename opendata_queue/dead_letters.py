@@ -14,7 +14,7 @@ from opendata_queue.errors import MessageExpiredError
 from opendata_queue.queue_store import QueueStore
 from opendata_queue.stored_queue import StoredQueue
 
-FAILED_AT_ONCE: Final = 500
+FAILED_AT_ONCE: Final = 250
 
 Choice = Callable[[Sequence[int]], Awaitable[Sequence[int]]]
 """Says which ones of some messages are meant."""

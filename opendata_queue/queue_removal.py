@@ -24,8 +24,8 @@ from opendata_queue.lanes import Past
 from opendata_queue.store import DatabaseReads
 from opendata_queue.stored_queue import FIRST, StoredQueue
 
-ROWS_AT_ONCE: Final = 2_000
-"""How many rows a batch takes away: consumers wait for no more than that."""
+ROWS_AT_ONCE: Final = 1_000
+"""How many rows a batch takes away: callers wait for no more than that."""
 
 _MANY_ROWS: Final = (BacklogKey, ScheduleKey, FailureKey, SealedDoneKey, SealedFailedKey, ReplayKey)
 _ONE_ROW: Final = (

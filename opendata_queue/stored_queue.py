@@ -40,6 +40,7 @@ from odq_encodings import (
     ScheduleKey,
     SealedDoneKey,
     SealedFailedKey,
+    decode_due,
     encode_due,
 )
 from opendata_queue.errors import QueueNotFoundError
@@ -62,6 +63,9 @@ _unpack_backlog = BacklogEntry.layout.struct.iter_unpack
 _BACKLOG_BYTES: Final = BacklogEntry.layout.struct.size
 _pack_backlog = BacklogEntry.layout.struct.pack
 _pack_schedule = ScheduleEntry.layout.struct.pack
+_unpack_schedule = ScheduleEntry.layout.struct.unpack
+_SCHEDULE_BYTES: Final = ScheduleEntry.layout.struct.size
+_DUE_BYTES: Final = ScheduleKey.suffix.struct.size
 
 Place = tuple[int, int]
 """In the backlog priority and id, in the schedule time and id."""
@@ -662,6 +666,11 @@ class StoredQueue:
         return list(map(new_tuple, repeat(Waiting), zip(*columns, strict=True)))
 
     def _scheduled_message(self, key: bytes, value: bytes) -> Waiting:
+        suffix = key[len(self._schedule_prefix) :]
+        if len(value) == _SCHEDULE_BYTES and len(suffix) == _DUE_BYTES:  # a fifth of the time
+            visible_at, message_id = decode_due(suffix)
+            priority, deadline, attempts = _unpack_schedule(value)
+            return Waiting(priority, message_id, visible_at, deadline, attempts)
         row = self._database.decode(ScheduleEntry.decode, key, value)
         due = self._database.decode(ScheduleKey.decode, key, key)
         return Waiting(

@@ -100,6 +100,7 @@ from odq_encodings.queue_index import (
     ScheduleKey,
     SealedDoneKey,
     SealedFailedKey,
+    decode_due,
     encode_due,
 )
 from odq_encodings.queue_settings import (
@@ -236,6 +237,7 @@ __all__ = [
     "SystemOptionsKey",
     "UriPayload",
     "decode_any",
+    "decode_due",
     "decode_headers",
     "decode_payload",
     "decode_terminated_bytes",

@@ -70,6 +70,12 @@ def encode_due(visible_at: int, message_id: int = 0) -> bytes:
     return bytes((due[0] ^ 0x80,)) + due[1:]
 
 
+def decode_due(encoded: bytes) -> tuple[int, int]:
+    """What ``encode_due`` was given, of as many bytes as that returns (bulk path)."""
+    flipped, message_id = _FLIPPED.struct.unpack(encoded)
+    return flipped - (1 << 63), message_id
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleEntry(IntegerRecord):
     """Priority ``u8``, retention deadline ``i64``, attempts ``u16``; little-endian."""

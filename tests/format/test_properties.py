@@ -33,10 +33,12 @@ from odq_encodings import (
     ScheduleKey,
     SeqBlockKey,
     decode_any,
+    decode_due,
     decode_payload,
     decode_terminated_bytes,
     decode_utf8,
     encode_attempts_key,
+    encode_due,
     encode_inline_payload,
     encode_message_metadata,
     encode_metadata_log_key,
@@ -359,3 +361,11 @@ def test_what_can_not_be_encoded_by_column_is_named_like_alone() -> None:
         message_metadata_columns([1, 2], [1, 1], [1, 1], [0, 2**63], 1, [0, 0], [b"", b""])
     with pytest.raises(EncodingError, match="visible_at"):
         message_metadata_columns([1, 2], 1, 1, 2**63, 1, [0, 0], [b"", b""])
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1))
+def test_the_end_of_a_schedule_key_is_read_as_the_key_is(visible_at: int, message_id: int) -> None:
+    key = ScheduleKey(queue_id=b"q", visible_at=visible_at, message_id=message_id).encode()
+
+    assert decode_due(key[-16:]) == (visible_at, message_id)
+    assert encode_due(visible_at, message_id) == key[-16:]

@@ -211,15 +211,15 @@ async def test_routing_goes_on_when_the_log_can_be_read_again(
         await system.create_queue("q")
         await system._tailer.close()  # nothing is routed any more
         ids = await system.publish_many([NewMessage(b"x")] * 3)
-    scan, failed = MetadataLog.scan, asyncio.Event()
+    read, failed = MetadataLog.chunks, asyncio.Event()
 
     def broken(self: MetadataLog, *arguments: Any, **options: Any) -> Any:
         if failed.is_set():
-            return scan(self, *arguments, **options)
+            return read(self, *arguments, **options)
         failed.set()
         raise StoreUnavailableError("no answer")
 
-    monkeypatch.setattr(MetadataLog, "scan", broken)
+    monkeypatch.setattr(MetadataLog, "chunks", broken)
     async with await Engine.open("memory:///unread", clock=clock) as system:
         await failed.wait()
         assert await system.claim("q", 10) == []

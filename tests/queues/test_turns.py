@@ -9,13 +9,23 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from opendata_queue import Engine, NewMessage, log_replay, queue_store, routing
+from opendata_queue import (
+    Engine,
+    NewMessage,
+    QueueOptions,
+    log_replay,
+    queue_store,
+    routing,
+)
 from opendata_queue.filters import Filter
+from opendata_queue.queue_state import Held
 from opendata_queue.queue_store import _ROWS_BESIDE_CALLERS
 from opendata_queue.store import Rows
+from opendata_queue.testing import ManualClock
 from opendata_queue.turns import (
     CALLED_LATELY_S,
     CALLING_S,
@@ -323,3 +333,26 @@ async def test_a_replay_goes_on_in_turns_and_brings_everything_once(memory_root:
         assert max(one.routed) <= 3 * log_replay._ROUTED_AT_ONCE
         ids = await one.claimed_ids()
         assert len(ids) == len(set(ids)) == 800
+
+
+# --- what time brings -----------------------------------------------------------------------------
+
+
+async def test_leases_of_a_dead_consumer_are_taken_back_in_pieces(memory_root: str) -> None:
+    clock = ManualClock()
+    async with await Engine.open(memory_root, clock=clock) as system:
+        await system.create_queue("q", options=QueueOptions(lease_ms=1_000, backoff_ms=0))
+        await system.publish_many(rows(900))
+        assert len(await system.claim("q", 900)) == 900
+        state = system._queues.queue("q").state
+        expire, taken = state.expire_leases, []
+
+        def noted(*args: Any, **options: Any) -> list[Held]:
+            taken.append(expire(*args, **options))
+            return taken[-1]
+
+        state.expire_leases = noted  # type: ignore[method-assign]
+        clock.advance_ms(1_001)
+
+        assert len(await system.claim("q", 1_000)) == 900
+        assert [len(some) for some in taken] == [250, 250, 250, 150]

@@ -388,21 +388,21 @@ async def test_what_was_routed_but_is_not_durable_is_not_routed_again_when_readi
     async with await Engine.open(root, clock=clock) as system:
         await system.create_queue("all")
         database = system._queues.database
-        write, scan = database.commit, FollowedLog.scan
+        write, read = database.commit, FollowedLog.chunks
         goes_on = asyncio.Event()
 
         async def commit_later(rows: Rows, **options: Any) -> None:
             await goes_on.wait()
             await write(rows, **options)
 
-        async def scan_some(log: FollowedLog, first: int = 0, **options: Any) -> Any:
-            async for chunk in scan(log, first, **options):
+        async def read_some(log: FollowedLog, *args: Any, **options: Any) -> Any:
+            async for chunk in read(log, *args, **options):
                 yield chunk
                 if not goes_on.is_set():
                     monkeypatch.setattr(database, "commit", commit_later)
                     raise StoreUnavailableError("it is gone")
 
-        monkeypatch.setattr(FollowedLog, "scan", scan_some)
+        monkeypatch.setattr(FollowedLog, "chunks", read_some)
         await commit(root, "load", [await write_shard(root, numbered(0, 5), clock=clock)])
         await system._following.bulk.look()
         await until(lambda: "waits: it is gone" in caplog.text)
