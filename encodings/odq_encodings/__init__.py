@@ -50,8 +50,12 @@ from odq_encodings.inspection import (
 )
 from odq_encodings.journal import (
     JOURNAL_HEAD_BYTES,
+    JOURNAL_STATE_KEY,
+    JournalMark,
     JournalRecord,
+    JournalState,
     encode_journal_head,
+    find_journal_record,
     read_journal_records,
 )
 from odq_encodings.key_prefix import MAX_KEY_BYTES, VERSION, RecordType
@@ -140,6 +144,7 @@ __all__ = [
     "FILTER_GRAMMAR",
     "FINISHED",
     "JOURNAL_HEAD_BYTES",
+    "JOURNAL_STATE_KEY",
     "MAX_HEADERS",
     "MAX_INLINE_PAYLOAD_BYTES",
     "MAX_KEY_BYTES",
@@ -198,7 +203,9 @@ __all__ = [
     "InlinePayload",
     "InspectedField",
     "Inspection",
+    "JournalMark",
     "JournalRecord",
+    "JournalState",
     "MessageBlob",
     "MessageBlobKey",
     "MessageMetadata",
@@ -249,6 +256,7 @@ __all__ = [
     "encode_payload_keys",
     "encode_terminated_bytes",
     "encode_utf8",
+    "find_journal_record",
     "inline_payload",
     "inline_payload_columns",
     "inline_payloads",

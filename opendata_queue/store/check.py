@@ -14,10 +14,17 @@ import slatedb.uniffi as slatedb
 
 from opendata_queue.errors import CorruptStoreError, StoreUnavailableError
 from opendata_queue.store.location import StoreKind
-from opendata_queue.store.manifests import admin_of, sst_name, ssts_of
+from opendata_queue.store.manifests import (
+    admin_of,
+    is_described_by,
+    least_bytes,
+    sst_name,
+    ssts_of,
+    wal_name,
+)
 from opendata_queue.store.objects import Objects
 from opendata_queue.store.problems import REPAIR, Problem
-from opendata_queue.store.sst_files import DamagedSst, SstDescription, check_bytes, describe_file
+from opendata_queue.store.sst_files import DamagedSst, check_bytes, describe_file
 from opendata_queue.store.translation import translated
 
 _EVERYTHING: Final = 1 << 40
@@ -124,7 +131,7 @@ class _Look:
             size = self._sizes["compacted"].get(name)
             if size is None:
                 problems.append(self._sst_problem(name, "is missing"))
-            elif size < _least_bytes(sst.info):
+            elif size < least_bytes(sst.info):
                 problems.append(self._sst_problem(name, "is cut off"))
             else:
                 checks.append((name, sst.info))
@@ -202,31 +209,6 @@ class _Look:
             lost="the commits that it held",
             advice=REPAIR,
         )
-
-
-def wal_name(number: int) -> str:
-    """The file of the WAL with a number, in the folder ``wal``."""
-    return f"{number:020}.sst"
-
-
-def is_described_by(info: slatedb.SsTableInfo, found: SstDescription) -> bool:
-    """Whether a manifest says of an SST what the SST says of itself."""
-    return (
-        (info.first_entry or b"") == found.first_entry
-        and (info.last_entry or b"") == found.last_entry
-        and (info.index_offset, info.index_len) == found.index
-        and (info.filter_offset, info.filter_len) == found.filter
-        and (info.stats_offset, info.stats_len) == found.stats
-    )
-
-
-def _least_bytes(info: slatedb.SsTableInfo) -> int:
-    """Where the last of the parts ends that the manifest knows of."""
-    return max(
-        int(info.index_offset + info.index_len),
-        int(info.filter_offset + info.filter_len),
-        int(info.stats_offset + info.stats_len),
-    )
 
 
 async def repair_database(objects: Objects, path: str) -> list[Problem]:

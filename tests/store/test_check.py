@@ -14,7 +14,6 @@ from opendata_queue.store import (
     Problem,
     Rows,
     check_database,
-    repair_database,
 )
 
 SETTINGS = StoreSettings(fsync=False, memtable_bytes=64 * 1024, journal_ms=0)
