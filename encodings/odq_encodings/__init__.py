@@ -56,6 +56,7 @@ from odq_encodings.journal import (
     JournalState,
     encode_journal_head,
     find_journal_record,
+    journal_records_in,
     read_journal_records,
 )
 from odq_encodings.key_prefix import MAX_KEY_BYTES, VERSION, RecordType
@@ -264,6 +265,7 @@ __all__ = [
     "inspect_record",
     "inspect_row",
     "join_array",
+    "journal_records_in",
     "message_metadata_columns",
     "message_metadata_fields",
     "metadata_fields_alike",

@@ -151,14 +151,22 @@ def find_journal_record(data: bytes, salt: int, above: int) -> JournalRecord | N
     Behind the end of a region's records it proves that the one there was damaged: what is left of
     an earlier use has lower sequences.
     """
+    found = (one for one in journal_records_in(data, salt) if one.sequence > above)
+    return next(found, None)
+
+
+def journal_records_in(data: bytes, salt: int) -> Iterator[JournalRecord]:
+    """All whole records with a salt, wherever in ``data`` they are, in the order of their places.
+
+    By the salt nothing in the rows of another record passes for one.
+    """
     wanted = struct.pack("<I", salt)
     place = data.find(wanted, _SALT_AT)
     while place >= 0:
         record = _record_at(data, place - _SALT_AT)
-        if record is not None and record.sequence > above:
-            return record
+        if record is not None:
+            yield record
         place = data.find(wanted, place + 1)
-    return None
 
 
 def _record_at(data: bytes, at: int) -> JournalRecord | None:

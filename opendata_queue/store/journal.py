@@ -35,6 +35,7 @@ from odq_encodings import (
     JournalState,
     encode_journal_head,
     find_journal_record,
+    journal_records_in,
     read_journal_records,
 )
 from opendata_queue.errors import CorruptStoreError, FencedError
@@ -453,6 +454,49 @@ def check_journals(database_folder: Path, state: JournalState | None) -> list[Pr
             wrong = "is damaged" if path.exists() else "is missing"
             problems.append(_damaged(path, wrong))
     return problems
+
+
+def set_journal_aside(database_folder: Path, name: str) -> None:
+    """Move a damaged journal to the folder ``torn``, and leave one with all that is whole in it.
+
+    For repairs alone: commits that were acknowledged may not be among them.
+    """
+    path = database_folder / FOLDER / name
+    rows = _whole_rows(path) if path.exists() else []
+    torn = database_folder / "torn"
+    torn.mkdir(exist_ok=True)
+    if path.exists():
+        path.rename(torn / name)
+    make_folder(path.parent, sync=True)
+    mark, salt = JournalMark(), secrets.randbits(32)
+    with path.open("xb") as file:
+        file.truncate(2 * REGION_BYTES)
+        at, region = 0, 0
+        for sequence, one in enumerate([b"", *rows], 1):
+            head = encode_journal_head(salt, sequence, 0, mark.encode(), one)
+            if at + len(head) + len(one) > REGION_BYTES:
+                at, region = 0, region + 1
+            file.seek(region * REGION_BYTES + at)
+            file.write(head + one)
+            at += len(head) + len(one)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_file(path.parent)
+
+
+def _whole_rows(path: Path) -> list[bytes]:
+    """The rows of all records that are whole and not known to be flushed, wherever they are."""
+    records: dict[int, JournalRecord] = {}
+    data = path.read_bytes()
+    halves = (data[:REGION_BYTES], data[REGION_BYTES : 2 * REGION_BYTES])
+    begun = {one.sequence: one for half in halves for one in read_journal_records(half)}
+    if begun:
+        salt = begun[max(begun)].salt
+        for half in halves:
+            records |= {one.sequence: one for one in journal_records_in(half, salt)}
+    flushed = max((one.flushed for one in records.values()), default=0)
+    found = [one for sequence, one in sorted(records.items()) if sequence > flushed]
+    return [one.rows for one in found if one.rows]
 
 
 def _check_begun(path: Path) -> None:

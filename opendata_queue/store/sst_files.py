@@ -176,6 +176,21 @@ def check_bytes(data: bytes) -> SstDescription | None:
     return check_sst(len(data), lambda offset, size: data[offset : offset + size]) if data else None
 
 
+def renumbered(wal: bytes, old: int, new: int) -> bytes:
+    """A WAL file of one row with another sequence number: that is in its block, index and
+    description."""
+    found = describe_sst(len(wal), lambda offset, size: wal[offset : offset + size])
+    end = found.index[0] + found.index[1]
+    parts = [wal[: found.index[0]], wal[found.index[0] : end], wal[end : -_END.size]]
+    before, after = struct.pack(">Q", old), struct.pack(">Q", new)
+    data = b""
+    for part in parts:
+        assert part.count(before) == 1
+        changed = part[: -_CHECK.size].replace(before, after)
+        data += changed + _CHECK.pack(zlib.crc32(changed))
+    return data + wal[-_END.size :]
+
+
 def _reader(descriptor: int) -> ReadPart:
     return lambda offset, size: os.pread(descriptor, size, offset)
 

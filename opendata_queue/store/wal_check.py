@@ -8,6 +8,7 @@ are the commits in them, so both can be seen.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,6 +20,7 @@ import slatedb.uniffi as slatedb
 from odq_encodings import JournalMark
 from opendata_queue.errors import CorruptStoreError
 from opendata_queue.store.durable_files import is_cut, set_aside
+from opendata_queue.store.file_notes import check_of
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.manifests import admin_of, manifest_name, wal_name
 from opendata_queue.store.objects import Objects
@@ -105,6 +107,20 @@ async def check_wal(objects: Objects, path: str, mark: JournalMark | None) -> li
         # With it, the older WAL files would not be needed.
         wrong = _Wrong(f"manifest/{manifest_name(mark.manifest)}", _MISSING)
     raise refused(objects, path, *wrong)
+
+
+async def wal_problems(objects: Objects, path: str, mark: JournalMark | None) -> list[Problem]:
+    """What is wrong with the WAL of a database in files, by the mark in its journal."""
+    manifest = await admin_of(objects, path).read_manifest(None)
+    if manifest is None:
+        return []
+    folder, replay = objects.location.folder / path, Replay.of(manifest, mark)
+    found = await asyncio.to_thread(_wrong_in_files, folder, replay, mark)
+    if found is None and replay.is_noted and mark is not None:
+        name = manifest_name(replay.manifest)
+        if check_of(folder / "manifest" / name) not in (None, mark.manifest_check):
+            found = _Wrong(f"manifest/{name}", "is not as it was written")
+    return [] if found is None else [problem_of(path, *found)]
 
 
 def refused(objects: Objects, path: str, file: str, wrong: str) -> CorruptStoreError:
@@ -266,6 +282,26 @@ async def _wrong_in_objects(
         if first > max(last, replay.last_sequence) + 1:
             return _Wrong(f"wal/{wal_name(number + 1)}", _EMPTY)
     return None
+
+
+async def free_sequence(objects: Objects, path: str, number: int) -> int | None:
+    """A sequence number that a commit in the WAL file ``number`` had, for a file in its place.
+
+    None if there is no commit between those of the files around it: then that file was empty.
+    """
+    manifest = await admin_of(objects, path).read_manifest(None)
+    listed = await objects.list_from(f"{path}/wal", "", _EVERYTHING)
+    with_rows = [int(PurePosixPath(name).stem) for name, size in listed if size]
+    last = 0 if manifest is None else int(manifest.last_l0_seq)
+    before = max((one for one in with_rows if one < number), default=None)
+    following = min((one for one in with_rows if one > number), default=None)
+    with contextlib.suppress(DamagedSst):
+        if before is not None:
+            last = await _last_sequence(objects, path, before)
+    with contextlib.suppress(DamagedSst):
+        if following is not None and await _first_sequence(objects, path, following) <= last + 1:
+            return None
+    return last + 1
 
 
 async def _last_sequence(objects: Objects, path: str, number: int) -> int:
