@@ -14,7 +14,8 @@ test: lint
 # Properties and models with other examples than those that every run of the tests tries.
 explore: $(READY)
 	ODQ_EXAMPLES=explore $(BIN)/python -m pytest -n 3 --dist loadfile \
-		tests/engine tests/filters tests/format tests/queues tests/retention tests/server
+		tests/engine tests/filters tests/format tests/queues tests/retention tests/server \
+		tests/store/test_damage.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -24,6 +24,10 @@ from opendata_queue.store.translation import translated
 
 _VERSION: Final = 2
 _CHECK_BYTES: Final = 4
+_INDEX_OF_ONE_BYTES: Final = 56
+"""An index that names one block which is not at the beginning; with its checksum."""
+_LONGEST_KEY_BYTES: Final = 65_000
+_TRIES: Final = 4
 
 # A table without fields: its place, the list of its fields (none), and where that list is.
 _NO_STATISTICS: Final = struct.pack("<IHHi", 8, 4, 4, 4)
@@ -57,14 +61,32 @@ async def salvage_ssts(objects: Objects, path: str, names: Iterable[str]) -> lis
 
 
 async def _stand_in(info: slatedb.SsTableInfo) -> bytes:
-    """A block for an SST of which none is left, since SlateDB wants one: it deletes a key that no
-    row has, between the first one and the last."""
+    """A block for an SST of which none is left, since SlateDB wants one.
+
+    It deletes a key that no row has, behind the first one. If the SST had a single block, there is
+    no room in the index to say where another one is: then it has the very size of that one.
+    """
+    key = (info.first_entry or b"") + b"\x00"
+    block = await _block_without(key)
+    if int(info.index_len) >= _INDEX_OF_ONE_BYTES:
+        return block
+    size = int(info.filter_offset)
+    for _ in range(_TRIES):
+        if len(block) == size or not 0 < len(key) + size - len(block) <= _LONGEST_KEY_BYTES:
+            break
+        key = key.ljust(len(key) + size - len(block), b"\x00")[: len(key) + size - len(block)]
+        block = await _block_without(key)
+    return block
+
+
+async def _block_without(key: bytes) -> bytes:
+    """The block of an SST that says of one key that it is deleted."""
     with tempfile.TemporaryDirectory(prefix="odq-repair-") as folder:
         objects = Objects.open(f"file://{folder}", StoreSettings(fsync=False))
         builder = slatedb.DbBuilder("db", objects.slatedb_store)
         with translated("repair"):
             database = await builder.build()
-            await database.delete((info.first_entry or b"") + b"\x00")
+            await database.delete(key)
             options = slatedb.FlushOptions(flush_type=slatedb.FlushType.MEM_TABLE)
             await database.flush_with_options(options)
             await database.shutdown()
@@ -152,15 +174,21 @@ def _sealed(content: bytes, length: int) -> bytes:
 def _index(blocks: list[tuple[int, bytes]]) -> bytes:
     """``SsTableIndex``: a list of ``BlockMeta``, each with an offset and a first key."""
     fields_at, list_at = 20, 28
-    # Where the root is, its fields, the root with the way to the list; the fields of each block.
+    at_start = [offset for offset, _ in blocks] == [0]
+    # Where the root is, its fields, the root with the way to the list; the fields of each block. An
+    # offset of 0 is left out where it has to be as short as can be.
     table = bytearray(struct.pack("<IHHHxxiI", 12, 6, 8, 4, 8, list_at - 16))
-    table += struct.pack("<HHHH", 8, 16, 8, 4)
+    table += struct.pack("<HHHH", *((8, 8, 0, 4) if at_start else (8, 16, 8, 4)))
     table += struct.pack("<I", len(blocks)) + bytes(4 * len(blocks))
     for number, (offset, key) in enumerate(blocks):
-        table += bytes(-len(table) % 8)
+        table += b"" if at_start else bytes(-len(table) % 8)
         at, entry_at = len(table), list_at + 4 + 4 * number
         struct.pack_into("<I", table, entry_at, at - entry_at)
-        table += struct.pack("<iIQ", at - fields_at, 12, offset) + _bytes(key)
+        if at_start:
+            table += struct.pack("<iI", at - fields_at, 4)
+        else:
+            table += struct.pack("<iIQ", at - fields_at, 12, offset)
+        table += _bytes(key)
     return bytes(table)
 
 
