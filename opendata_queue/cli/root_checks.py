@@ -10,7 +10,7 @@ from odq_encodings import ClockKey, ClockMark
 from opendata_queue.cli.common import duration_text, note, plural, root_location, time_text
 from opendata_queue.cli.conditional_writes import conditional_writes_work
 from opendata_queue.cli.counter_checks import check_counters
-from opendata_queue.cli.deep_checks import check_deep, check_files
+from opendata_queue.cli.deep_checks import FILES, check_deep, check_files
 from opendata_queue.cli.findings import Finding, Level, fail, ok, warn
 from opendata_queue.cli.live_rows import QUEUES, LiveRoot, messages_path
 from opendata_queue.clock import Clock
@@ -62,8 +62,12 @@ async def check_root(
     except OdqError as error:
         yield fail("owner", str(error), "listing objects must be permitted")
     files = check_deep(objects, clock, note) if deep else check_files(objects, clock)
+    damaged = False
     async for finding in files:
+        damaged = damaged or (finding.check == FILES and finding.level is Level.FAIL)
         yield finding
+    if damaged:
+        return  # SlateDB would ask for ever for what is missing
     async with AsyncExitStack() as stack:
         async for finding in _check_databases(LiveRoot(objects, stack), clock):
             yield finding
