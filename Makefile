@@ -14,7 +14,8 @@ test: lint
 # Properties and models with other examples than those that every run of the tests tries.
 explore: $(READY)
 	ODQ_EXAMPLES=explore $(BIN)/python -m pytest -n 3 --dist loadfile \
-		tests/engine tests/filters tests/format tests/queues tests/retention tests/server
+		tests/engine tests/filters tests/format tests/queues tests/retention tests/server \
+		tests/store/test_damage.py
 
 # Against any S3: make test-s3 ENDPOINT=http://127.0.0.1:7480 BUCKET=odq-tests, with credentials in
 # AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Each run has a prefix of its own, and removes it.

@@ -50,8 +50,13 @@ from odq_encodings.inspection import (
 )
 from odq_encodings.journal import (
     JOURNAL_HEAD_BYTES,
+    JOURNAL_STATE_KEY,
+    JournalMark,
     JournalRecord,
+    JournalState,
     encode_journal_head,
+    find_journal_record,
+    journal_records_in,
     read_journal_records,
 )
 from odq_encodings.key_prefix import MAX_KEY_BYTES, VERSION, RecordType
@@ -144,6 +149,7 @@ __all__ = [
     "FILTER_GRAMMAR",
     "FINISHED",
     "JOURNAL_HEAD_BYTES",
+    "JOURNAL_STATE_KEY",
     "MAX_HEADERS",
     "MAX_INLINE_PAYLOAD_BYTES",
     "MAX_KEY_BYTES",
@@ -202,7 +208,9 @@ __all__ = [
     "InlinePayload",
     "InspectedField",
     "Inspection",
+    "JournalMark",
     "JournalRecord",
+    "JournalState",
     "MessageBlob",
     "MessageBlobKey",
     "MessageMetadata",
@@ -256,6 +264,7 @@ __all__ = [
     "encode_payload_keys",
     "encode_terminated_bytes",
     "encode_utf8",
+    "find_journal_record",
     "inline_payload",
     "inline_payload_columns",
     "inline_payloads",
@@ -263,6 +272,7 @@ __all__ = [
     "inspect_record",
     "inspect_row",
     "join_array",
+    "journal_records_in",
     "message_metadata_columns",
     "message_metadata_fields",
     "metadata_columns",

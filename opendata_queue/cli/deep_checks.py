@@ -13,6 +13,7 @@ from opendata_queue.errors import OdqError
 from opendata_queue.store import Objects, Problem
 from opendata_queue.store.problems import LOOK_DEEP
 
+FILES: Final = "files"
 _SHOWN: Final = 1_000
 _JOBS_SHOWN: Final = 5
 
@@ -23,7 +24,7 @@ async def check_files(objects: Objects, clock: Clock) -> AsyncIterator[Finding]:
     found = f"those of {{}} are there; {LOOK_DEEP}"
     problems = check.live_databases(deep=False)
     async for finding in _findings(
-        "files", problems, lambda: found.format(plural(check.databases, "database"))
+        FILES, problems, lambda: found.format(plural(check.databases, "database"))
     ):
         yield finding
 
@@ -38,9 +39,14 @@ async def check_deep(objects: Objects, clock: Clock, progress: Progress) -> Asyn
             lambda: f"{plural(check.files, 'file')} can be believed",
         ),
         (
-            "files",
-            _both(check.live_databases(deep=True), check.bulk_databases()),
-            lambda: f"those of {plural(check.databases, 'database')} are there, and whole",
+            FILES,
+            check.live_databases(deep=True),
+            lambda: f"those of {plural(check.databases, 'live database')} are there, and whole",
+        ),
+        (
+            "bulk shards",
+            check.bulk_databases(),
+            lambda: "they are as their writers left them",
         ),
         (
             "blobs",
@@ -62,15 +68,12 @@ async def check_deep(objects: Objects, clock: Clock, progress: Progress) -> Asyn
         yield fail("bulk jobs", str(error), "mend what is above, and look again")
         return
     yield _bulk_jobs(jobs)
-
-
-async def _both(
-    first: AsyncIterator[Problem], second: AsyncIterator[Problem]
-) -> AsyncIterator[Problem]:
-    async for problem in first:
-        yield problem
-    async for problem in second:
-        yield problem
+    if check.damaged:
+        yield warn(
+            "left out",
+            f"references in {', '.join(sorted(check.damaged)[:_JOBS_SHOWN])} were not checked",
+            "mend what is damaged there, and look again",
+        )
 
 
 async def _findings(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from odq_encodings import (
+    JOURNAL_STATE_KEY,
     ActiveMessagesKey,
     AttemptsKey,
     BacklogKey,
@@ -32,6 +33,8 @@ from opendata_queue.store import DatabaseReader, Objects
 
 QUEUES: Final = "queues/00000"
 MAX_QUEUES: Final = 256
+_FIRST_ROW: Final = JOURNAL_STATE_KEY + b"\x00"
+"""Not before the row that a database has for its journal (RFC 0013), which is no record."""
 _ONE_OF_EACH: Final[tuple[type[QueueKey], ...]] = (
     QueueConfigKey,
     QueueOptionsKey,
@@ -98,7 +101,7 @@ class LiveRoot:
         end = prefix + b"\xff" * 64
         return [
             LiveRow(database=path, key=key, value=value)
-            async for chunk in database.scan(prefix or b"\x00", end, limit=limit)
+            async for chunk in database.scan(prefix or _FIRST_ROW, end, limit=limit)
             for key, value in chunk
         ]
 

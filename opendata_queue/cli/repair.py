@@ -28,7 +28,7 @@ from opendata_queue.features import checked_features, create_features
 from opendata_queue.owner_files import OwnerFiles, messages_role
 from opendata_queue.ownership import ALL_ROLES, Ownership, Verdict, judge
 from opendata_queue.shard_files import ShardFiles
-from opendata_queue.store import Objects, Problem, StoreKind, repair_database
+from opendata_queue.store import Objects, Problem, StoreKind, repair_database, salvage_ssts
 from opendata_queue.store.problems import LOOK_DEEP
 from opendata_queue.system import DESCRIPTOR_PATH, described, make_root_again
 
@@ -200,6 +200,8 @@ class _Repair:
     async def _repair_database(self, path: str) -> None:
         problems = await repair_database(self._objects, path)
         self._done.problems += problems
+        ssts = [one.file.rpartition("/")[2] for one in problems if "/compacted/" in one.file]
+        self._done.made_again += await salvage_ssts(self._objects, path, ssts)
         aside = set(await self._objects.names(f"{path}/{_TORN}"))
         for problem in problems:
             name = problem.file.rpartition("/")[2]

@@ -9,7 +9,7 @@ from typing import Final
 from odq_encodings import ClockKey, ClockMark
 from opendata_queue.cli.common import duration_text, note, plural, root_location, time_text
 from opendata_queue.cli.counter_checks import check_counters
-from opendata_queue.cli.deep_checks import check_deep, check_files
+from opendata_queue.cli.deep_checks import FILES, check_deep, check_files
 from opendata_queue.cli.findings import Finding, Level, fail, ok, warn
 from opendata_queue.cli.live_rows import QUEUES, LiveRoot, messages_path
 from opendata_queue.cli.permission_checks import check_permissions
@@ -69,8 +69,12 @@ async def check_root(
     except OdqError as error:
         yield fail("owner", str(error), "listing objects must be permitted")
     files = check_deep(objects, clock, note) if deep else check_files(objects, clock)
+    damaged = False
     async for finding in files:
+        damaged = damaged or (finding.check == FILES and finding.level is Level.FAIL)
         yield finding
+    if damaged:
+        return  # SlateDB would ask for ever for what is missing
     async with AsyncExitStack() as stack:
         async for finding in _check_databases(LiveRoot(objects, stack), clock, served=served):
             yield finding

@@ -72,6 +72,8 @@ class RootCheck:
         self.databases = 0
         self.blobs = 0
         self.entries = 0
+        self.damaged: set[str] = set()
+        """Databases whose files are damaged: SlateDB would ask for ever for what they lack."""
 
     # --- control files ----------------------------------------------------------------------------
 
@@ -165,6 +167,7 @@ class RootCheck:
             self._progress(path)
             self.databases += 1
             for problem in await check_database(self._objects, path, deep=deep):
+                self.damaged.add(path)
                 yield problem
 
     async def bulk_databases(self) -> AsyncIterator[Problem]:
@@ -176,12 +179,14 @@ class RootCheck:
                 self.databases += 1
                 problem = await unproven(self._objects, path)
                 if problem is not None:
+                    self.damaged.add(path)
                     yield problem
                     continue
                 problems = await check_database(self._objects, path, deep=True)
                 if not problems and end and not await self._objects.names(f"{path}/manifest"):
                     problems = [_problem(f"{path}/", "is missing", f"{end} messages", REPAIR)]
                 for problem in problems:
+                    self.damaged.add(path)
                     yield problem
 
     async def _bulk_shards(self) -> AsyncGenerator[tuple[int, int]]:
@@ -207,6 +212,8 @@ class RootCheck:
         """
         committed = set(await self._commits.jobs())
         found: dict[str, int] = {}
+        if QUEUES in self.damaged:
+            return found
         queues = await DatabaseReader.look(self._objects, QUEUES)
         try:
             after = 0
@@ -229,7 +236,9 @@ class RootCheck:
     async def _rows(
         self, path: str, start: bytes, end: bytes
     ) -> AsyncGenerator[tuple[DatabaseReader, bytes, bytes]]:
-        """Rows of a database, which must be able to be read; nothing if there is none."""
+        """Rows of a database; nothing if there is none, or if it is damaged."""
+        if path in self.damaged:
+            return
         database = await DatabaseReader.look(self._objects, path)
         if database is None:
             return
@@ -321,7 +330,11 @@ class RootCheck:
         self, readers: ShardReaders, entries: Iterable[tuple[bytes, int, int]]
     ) -> AsyncIterator[Problem]:
         now_ms = self._clock.now_ms()
-        due = [one for one in entries if not one[2] or one[2] > now_ms]
+        due = [
+            one
+            for one in entries
+            if (not one[2] or one[2] > now_ms) and messages_path(one[1] >> 32) not in self.damaged
+        ]
         there = await readers.read_metadata({message_id for _, message_id, _ in due})
         left = has_journal(self._objects, messages_path(OWNERS_SHARD))
         for queue_id, message_id, _ in due:

@@ -19,6 +19,7 @@ from opendata_queue.store.problems import Problem
 from opendata_queue.store.rows import Rows
 from opendata_queue.store.s3_access import S3Access
 from opendata_queue.store.settings import StoreSettings
+from opendata_queue.store.sst_salvage import salvage_ssts
 from opendata_queue.store.translation import NO_DATABASE
 from opendata_queue.store.upkeep import Upkeep
 
@@ -53,6 +54,7 @@ __all__ = [
     "read_log",
     "readable_by",
     "repair_database",
+    "salvage_ssts",
     "unproven",
     "wait_for_last_calls",
 ]

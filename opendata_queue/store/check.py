@@ -6,23 +6,37 @@ Nothing is written by a check, and the owner of the database is not disturbed.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import slatedb.uniffi as slatedb
 
+from odq_encodings import JOURNAL_STATE_KEY, JournalState
 from opendata_queue.errors import CorruptStoreError, StoreUnavailableError
+from opendata_queue.store.journal import check_journals, newest_mark, set_journal_aside
 from opendata_queue.store.location import StoreKind
-from opendata_queue.store.manifests import admin_of, sst_name, ssts_of
+from opendata_queue.store.manifests import (
+    admin_of,
+    is_described_by,
+    least_bytes,
+    sst_name,
+    ssts_of,
+    wal_name,
+)
 from opendata_queue.store.objects import Objects
 from opendata_queue.store.problems import REPAIR, Problem
-from opendata_queue.store.sst_files import DamagedSst, SstDescription, check_bytes, describe_file
+from opendata_queue.store.settings import StoreSettings
+from opendata_queue.store.sst_files import DamagedSst, check_bytes, describe_file, renumbered
 from opendata_queue.store.translation import translated
+from opendata_queue.store.wal_check import free_sequence, wal_problems
 
 _EVERYTHING: Final = 1 << 40
 _LOOKS_AT_MOST: Final = 5
 _READ_AT_ONCE: Final = 4
+_NO_ROW: Final = JOURNAL_STATE_KEY + b"\x00"
 
 
 async def check_database(objects: Objects, path: str, *, deep: bool) -> list[Problem]:
@@ -65,7 +79,23 @@ class _Look:
             return problems
         problems += await self._check_ssts(ssts_of(manifest), deep=deep)
         problems += await self._check_wal(manifest, deep=deep)
+        if self._objects.location.kind is StoreKind.FILE and not problems:
+            problems += await self._check_journals()
         return problems
+
+    async def _check_journals(self) -> list[Problem]:
+        """The journals, by what the database says of them; what it says has to be readable."""
+        folder = self._objects.location.folder / self._path
+        problems = [
+            replace(one, file=f"{self._path}/journal/{PurePosixPath(one.file).name}")
+            for one in await asyncio.to_thread(
+                check_journals, folder, await read_journal_state(self._objects, self._path)
+            )
+        ]
+        if problems:
+            return problems
+        mark = await asyncio.to_thread(newest_mark, folder)
+        return await wal_problems(self._objects, self._path, mark)
 
     async def has_moved(self) -> bool:
         """Whether a newer manifest was written meanwhile."""
@@ -124,7 +154,7 @@ class _Look:
             size = self._sizes["compacted"].get(name)
             if size is None:
                 problems.append(self._sst_problem(name, "is missing"))
-            elif size < _least_bytes(sst.info):
+            elif size < least_bytes(sst.info):
                 problems.append(self._sst_problem(name, "is cut off"))
             else:
                 checks.append((name, sst.info))
@@ -204,29 +234,19 @@ class _Look:
         )
 
 
-def wal_name(number: int) -> str:
-    """The file of the WAL with a number, in the folder ``wal``."""
-    return f"{number:020}.sst"
-
-
-def is_described_by(info: slatedb.SsTableInfo, found: SstDescription) -> bool:
-    """Whether a manifest says of an SST what the SST says of itself."""
-    return (
-        (info.first_entry or b"") == found.first_entry
-        and (info.last_entry or b"") == found.last_entry
-        and (info.index_offset, info.index_len) == found.index
-        and (info.filter_offset, info.filter_len) == found.filter
-        and (info.stats_offset, info.stats_len) == found.stats
-    )
-
-
-def _least_bytes(info: slatedb.SsTableInfo) -> int:
-    """Where the last of the parts ends that the manifest knows of."""
-    return max(
-        int(info.index_offset + info.index_len),
-        int(info.filter_offset + info.filter_len),
-        int(info.stats_offset + info.stats_len),
-    )
+async def read_journal_state(objects: Objects, path: str) -> JournalState | None:
+    """What a database says of its journal, as a reader sees it."""
+    name = objects.location.url_of(path)
+    builder = slatedb.DbReaderBuilder(objects.location.join(path), objects.slatedb_store)
+    builder.with_reader_mode(slatedb.ReaderMode.FOLLOW_LATEST())
+    with translated(f"read {name}"):
+        async with asyncio.timeout(objects.settings.outage_timeout_ms / 1000):
+            reader = await builder.build()
+            try:
+                value = await reader.get(JOURNAL_STATE_KEY)
+            finally:
+                await reader.shutdown()
+    return None if value is None else JournalState.decode(value)
 
 
 async def repair_database(objects: Objects, path: str) -> list[Problem]:
@@ -235,21 +255,53 @@ async def repair_database(objects: Objects, path: str) -> list[Problem]:
     What can't be used is moved to the folder ``torn`` of the database, and nothing is removed. No
     process may have the database open. Only for those who ask for it: rows that were acknowledged
     may be gone afterwards, and no open does this by itself.
+
+    What can't be mended like this, as an SST that the newest manifest names, is returned as well.
     """
-    problems = await check_database(objects, path, deep=True)
-    for problem in problems:
-        folder, _, name = problem.file.removeprefix(f"{path}/").rpartition("/")
-        if not name:
-            continue
-        await _set_aside(objects, path, folder, name)
-        if folder == "wal":
-            # Where an empty file is, SlateDB goes on with the next one.
-            await objects.create(f"{path}/wal/{name}", b"")
+    problems: list[Problem] = []
+    for _ in range(_LOOKS_AT_MOST):
+        found = await check_database(objects, path, deep=True)
+        new = [one for one in found if one not in problems]
+        if not new:
+            break
+        problems += new
+        for problem in new:
+            folder, _, name = problem.file.removeprefix(f"{path}/").rpartition("/")
+            if folder in ("manifest", "compactions", "wal", "journal") and name:
+                await _set_aside(objects, path, folder, name)
     return problems
 
 
 async def _set_aside(objects: Objects, path: str, folder: str, name: str) -> None:
+    if folder == "journal":
+        await asyncio.to_thread(set_journal_aside, objects.location.folder / path, name)
+        return
     data = await objects.read(f"{path}/{folder}/{name}")
     if data is not None:
         await objects.write(f"{path}/torn/{name}", data)
         await objects.delete(f"{path}/{folder}/{name}")
+    if folder == "wal":
+        number = int(PurePosixPath(name).stem)
+        sequence = await free_sequence(objects, path, number)
+        filler = b"" if sequence is None else renumbered(await _filler(), 1, sequence)
+        await objects.create(f"{path}/wal/{name}", filler)
+
+
+async def _filler() -> bytes:
+    """A WAL file that says nothing: it deletes a key that no row has.
+
+    An empty one would be missed by the next open. It is the first one of a new database, and so the
+    sequence number of its row is 1.
+    """
+    with tempfile.TemporaryDirectory(prefix="odq-repair-") as folder:
+        objects = Objects.open(Path(folder).as_uri(), StoreSettings(fsync=False))
+        builder = slatedb.DbBuilder("db", objects.slatedb_store)
+        builder.with_settings(objects.settings.for_slatedb(on_s3=False))
+        with translated("repair"):
+            database = await builder.build()
+            await database.delete(_NO_ROW)
+            await database.flush()
+            data = await objects.read(f"db/wal/{wal_name(2)}")
+            await database.shutdown()
+    assert data is not None
+    return data

@@ -10,12 +10,23 @@ from typing import Any, Final
 
 import slatedb.uniffi as slatedb
 
-from opendata_queue.errors import CorruptStoreError
+from odq_encodings import JournalMark
+from opendata_queue.errors import CorruptStoreError, InvalidInputError
 from opendata_queue.store.durable_files import is_cut, names_in, set_aside
+from opendata_queue.store.file_notes import check_of
 from opendata_queue.store.location import StoreKind
-from opendata_queue.store.manifests import admin_of, pending_ssts_of, sst_name, ssts_of
+from opendata_queue.store.manifests import (
+    admin_of,
+    is_described_by,
+    least_bytes,
+    pending_ssts_of,
+    sst_name,
+    ssts_of,
+)
 from opendata_queue.store.objects import Objects
+from opendata_queue.store.sst_files import DamagedSst, describe_file
 from opendata_queue.store.translation import translated
+from opendata_queue.store.wal_check import refused
 
 logger = logging.getLogger(__name__)
 
@@ -36,29 +47,54 @@ async def cut_file(objects: Objects, path: str) -> Path | None:
     return await asyncio.to_thread(_first_torn, folder, ssts_of(manifest), missing=False)
 
 
-async def set_unfounded_files_aside(objects: Objects, path: str) -> list[Path]:
-    """Set the newest manifests and lists of compactions aside that a power cut has torn, or that
-    name SSTs which it has taken.
+async def set_unfounded_files_aside(
+    objects: Objects, path: str, mark: JournalMark | None = None
+) -> list[Path]:
+    """Set the newest manifests and lists of compactions aside that a power cut has torn, that
+    name SSTs which it has taken, or that are not as they were written.
 
     They are synced some time after SlateDB has written them, and the disk may have got them before
-    the SSTs, or a part of them.
+    the SSTs, or a part of them. They have no checksum: that of the newest ones is in the ``mark``.
     """
     if objects.location.kind is not StoreKind.FILE:
         return []
     admin, folder = admin_of(objects, path), objects.location.folder / path
     # The lists first: what is not in the newest one any more by then, the manifest has.
     return [
-        *await _set_lists_aside(admin, folder),
-        *await _set_manifests_aside(admin, folder),
+        *await _set_lists_aside(admin, folder, mark),
+        *await _set_manifests_aside(admin, objects, path, mark),
+        *await _set_lists_from_later_aside(admin, folder),
     ]
 
 
-async def _set_lists_aside(admin: slatedb.Admin, folder: Path) -> list[Path]:
+async def _set_lists_from_later_aside(admin: slatedb.Admin, folder: Path) -> list[Path]:
+    """A list is written by who has written its epoch to a manifest before.
+
+    Where that manifest is gone, SlateDB would take itself for somebody who was replaced.
+    """
+    lists = [
+        (name, await _read(admin.read_compactions, name))
+        for name in _newest_first(folder, "compactions")
+    ]
+    manifest = await admin.read_manifest(None)
+    if manifest is None:
+        return []
+    from_later = [
+        name
+        for name, compactions in lists
+        if compactions is not None and compactions.compactor_epoch > manifest.compactor_epoch
+    ]
+    return await asyncio.to_thread(set_aside, folder, "compactions", from_later)
+
+
+async def _set_lists_aside(
+    admin: slatedb.Admin, folder: Path, mark: JournalMark | None
+) -> list[Path]:
     """SlateDB begins again what is missing in an older list, and drops what is too much."""
     unfounded = []
     for name in _newest_first(folder, "compactions"):
         compactions = await _read(admin.read_compactions, name)
-        if compactions is not None:
+        if compactions is not None and not _is_altered(folder, "compactions", name, mark):
             ssts = pending_ssts_of(compactions)
             if await asyncio.to_thread(_first_torn, folder, ssts) is None:
                 break
@@ -66,32 +102,83 @@ async def _set_lists_aside(admin: slatedb.Admin, folder: Path) -> list[Path]:
     return await asyncio.to_thread(set_aside, folder, "compactions", unfounded)
 
 
-async def _set_manifests_aside(admin: slatedb.Admin, folder: Path) -> list[Path]:
+async def _set_manifests_aside(
+    admin: slatedb.Admin, objects: Objects, path: str, mark: JournalMark | None
+) -> list[Path]:
     """Nothing is removed before what replaces it is synced. So what such an SST held is in the WAL
     or in other SSTs, and SlateDB goes on from the manifest before. If that is not so, the database
     is damaged, and stays as it is: whoever opens or reads it is told where.
     """
+    folder = objects.location.folder / path
     for _ in range(_LOOKS_AT_MOST):
         names = _newest_first(folder, "manifest")
         unfounded: list[str] = []
-        replayed_after = 0
+        wrong: tuple[str, str] | None = None
+        replayed_after = 0 if mark is None else mark.wal
         for name in names:
             manifest = await _read(admin.read_manifest, name)
-            if manifest is not None:
+            if manifest is None:
+                wrong = wrong or (f"manifest/{name}", "can't be read")
+            elif _is_altered(folder, "manifest", name, mark) or _is_absurd(manifest):
+                wrong = wrong or (f"manifest/{name}", "is not as it was written")
+            else:
                 replayed_after = max(replayed_after, int(manifest.replay_after_wal_id))
-                if await asyncio.to_thread(_first_torn, folder, ssts_of(manifest)) is None:
-                    break
+                ssts = ssts_of(manifest)
+                if await asyncio.to_thread(_other_description, folder, ssts) is not None:
+                    wrong = wrong or (f"manifest/{name}", "is not as it was written: SSTs differ")
+                else:
+                    torn = await asyncio.to_thread(_first_torn, folder, ssts)
+                    if torn is None:
+                        break
+                    wrong = wrong or (f"compacted/{torn.name}", "is missing or cut off")
             unfounded.append(name)
         else:
-            return []
+            manifest = None
         if not unfounded:
             return []
         if _newest_first(folder, "manifest")[:1] != names[:1]:
             continue  # an owner is at work, and removes what newer manifests don't need
-        if not _has_wal(folder, int(manifest.replay_after_wal_id), replayed_after):
+        if manifest is None or not _has_wal(
+            folder, int(manifest.replay_after_wal_id), replayed_after
+        ):
+            if wrong is not None:
+                raise refused(objects, path, *wrong)
             return []
         return await asyncio.to_thread(set_aside, folder, "manifest", unfounded)
     return []
+
+
+def _is_altered(folder: Path, kind: str, name: str, mark: JournalMark | None) -> bool:
+    """Whether a file is not the one that its owner has noted under its number."""
+    if mark is None:
+        return False
+    number = mark.manifest if kind == "manifest" else mark.compactions
+    check = mark.manifest_check if kind == "manifest" else mark.compactions_check
+    return number == int(Path(name).stem) and check_of(folder / kind / name) != check
+
+
+def _is_absurd(manifest: slatedb.VersionedManifest) -> bool:
+    """Whether a manifest says what none does, though it can be read."""
+    return (
+        int(manifest.replay_after_wal_id) >= max(1, int(manifest.next_wal_sst_id))
+        or not manifest.initialized
+        or manifest.wal_object_store_uri is not None
+        or bool(manifest.external_dbs)
+        or bool(manifest.segments)
+    )
+
+
+def _other_description(folder: Path, ssts: Iterable[slatedb.SsTableHandle]) -> Path | None:
+    """The first SST of which a manifest says something else than it does itself."""
+    for sst in ssts:
+        file = folder / "compacted" / sst_name(sst)
+        try:
+            found = describe_file(file)
+        except (FileNotFoundError, DamagedSst):
+            continue  # that is another matter
+        if found is not None and not is_described_by(sst.info, found):
+            return file
+    return None
 
 
 def _newest_first(folder: Path, kind: str) -> list[str]:
@@ -103,7 +190,7 @@ async def _read(read: Callable[[int], Awaitable[Any]], name: str) -> Any:
     try:
         with translated(f"read {name}"):
             return await read(int(Path(name).stem))
-    except CorruptStoreError as error:
+    except (CorruptStoreError, InvalidInputError) as error:
         logger.info("%s", error)
         return None
 
@@ -125,18 +212,9 @@ def _first_torn(
     for sst in ssts:
         file = folder / "compacted" / sst_name(sst)
         try:
-            if file.stat().st_size < _least_bytes(sst.info) or is_cut(file):
+            if file.stat().st_size < least_bytes(sst.info) or is_cut(file):
                 return file
         except FileNotFoundError:
             if missing:
                 return file
     return None
-
-
-def _least_bytes(info: slatedb.SsTableInfo) -> int:
-    """Where the last of the parts ends that the manifest knows of."""
-    return max(
-        int(info.index_offset + info.index_len),
-        int(info.filter_offset + info.filter_len),
-        int(info.stats_offset + info.stats_len),
-    )

@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar
 
 import slatedb.uniffi as slatedb
 
-from odq_encodings import EncodingError
+from odq_encodings import JOURNAL_STATE_KEY, EncodingError, JournalState
 from opendata_queue.errors import (
     ClosedError,
     CorruptStoreError,
@@ -40,8 +40,9 @@ from opendata_queue.store.durable_files import (
     set_torn_files_aside,
 )
 from opendata_queue.store.figures import Figure, slatedb_figures
+from opendata_queue.store.file_notes import FileNotes
 from opendata_queue.store.garbage_pace import GarbagePace
-from opendata_queue.store.journal import LeftJournals, until_flushed
+from opendata_queue.store.journal import LeftJournals, newest_mark, until_flushed
 from opendata_queue.store.journaled_writes import JournaledWrites, bring_in
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects import Objects
@@ -52,6 +53,7 @@ from opendata_queue.store.settings import StoreSettings
 from opendata_queue.store.translation import NO_DATABASE, LostRaceError, translated
 from opendata_queue.store.upkeep import Upkeep
 from opendata_queue.store.waiting import in_time
+from opendata_queue.store.wal_check import check_wal
 from opendata_queue.tasks import end_tasks
 
 logger = logging.getLogger(__name__)
@@ -325,11 +327,7 @@ class Database(DatabaseReads):
         settings = objects.settings
         name = objects.location.url_of(path)
         active_tier()  # complains now, not at the first commit, about a tier that can't be used
-        prepare_folder(objects, path)
-        with translated(f"open {name}"):
-            looking = set_unfounded_files_aside(objects, path)
-            for aside in await in_time(looking, settings.outage_timeout_ms, f"open {name}"):
-                logger.warning("set aside %s: files that it names were never synced", aside)
+        await in_time(_check_files(objects, path), settings.outage_timeout_ms, f"open {name}")
         on_s3 = objects.location.kind is StoreKind.S3
         waiting, _ = await in_time(
             Upkeep(objects, path).file_counts(), settings.outage_timeout_ms, f"open {name}"
@@ -486,11 +484,15 @@ class Database(DatabaseReads):
                     await self._shut_down()
                     if self._wal_sync is not None:
                         await self._upkeep.sync_in_use()
+                    if self._journaled is not None:
+                        await asyncio.to_thread(self._journaled.finish)
             except (FencedError, ClosedError) as error:
                 logger.info("%s", error)
             except OdqError as error:
                 logger.warning("%s", error)
             finally:
+                if self._journaled is not None:
+                    self._journaled.leave()
                 if self._wal_sync:
                     self._wal_sync.close()
 
@@ -535,18 +537,26 @@ class Database(DatabaseReads):
         """Bring in what earlier owners have left in theirs, and begin one if it is wanted."""
         sync = self._settings.fsync
         with translated(f"open {self.name}"):
-            left = await asyncio.to_thread(LeftJournals, folder)
+            value = await self.get(JOURNAL_STATE_KEY)
+            state = None if value is None else self._journal_state(value)
+            left = await asyncio.to_thread(LeftJournals, folder, state)
             if not left and not wanted:
                 return
             make = partial(left.take_over, sync=sync, name=self.name)
             journal = await _made_in_thread(make)
             try:
+                notes = await asyncio.to_thread(FileNotes, folder, self._wal_sync)
+                journal.mark = notes.mark
+                await journal.begin()
                 # On a full disk SlateDB tries for ever.
-                bringing = bring_in(self._db, left, self._wal_sync, self.name)
+                state = JournalState(number=journal.number, is_closed=not wanted)
+                bringing = bring_in(self._db, left, state, self._wal_sync, self.name)
                 await in_time(bringing, self._outage_timeout_ms, f"open {self.name}")
+                journal.mark = notes.has_flushed()
+                await journal.tell_mark()
                 await asyncio.to_thread(partial(left.remove, sync=sync))
                 if not wanted:
-                    await asyncio.to_thread(journal.empty)
+                    await asyncio.to_thread(journal.finish)
                     return
             except BaseException:
                 journal.close()  # it stays: by it the owner before knows that it was replaced
@@ -556,9 +566,13 @@ class Database(DatabaseReads):
             self._db,
             journal,
             self._wal_sync,
+            notes,
             flush_ms=self._settings.journal_ms,
             name=self.name,
         )
+
+    def _journal_state(self, value: bytes) -> JournalState:
+        return self.decode(JournalState.decode, JOURNAL_STATE_KEY, value)
 
     async def _keep_house(self) -> None:
         while True:
@@ -725,6 +739,23 @@ async def _made_in_thread(make: Callable[[], C]) -> C:
 def _close_made(made: asyncio.Future[C]) -> None:
     if not made.cancelled() and made.exception() is None:
         made.result().close()
+
+
+async def _check_files(objects: Objects, path: str) -> None:
+    """See that the database has all that its owners have acknowledged (RFC 0013).
+
+    Before SlateDB is opened: it makes a new file in any gap, and would not miss anything then.
+    What was never synced is set aside.
+    """
+    location, mark = objects.location, None
+    with translated(f"open {location.url_of(path)}"):
+        if location.kind is StoreKind.FILE:
+            mark = await asyncio.to_thread(newest_mark, location.folder / path)
+        prepare_folder(objects, path)
+        for aside in await set_unfounded_files_aside(objects, path, mark):
+            logger.warning("set aside %s: it, or what it names, was never synced", aside)
+        for aside in await check_wal(objects, path, mark):
+            logger.warning("set aside %s: it is not whole, and was never synced", aside)
 
 
 def prepare_folder(objects: Objects, path: str) -> None:

@@ -79,18 +79,17 @@ def is_on_network(folder: Path, mounts: str | None = None) -> bool:
 
 
 def set_torn_files_aside(database_folder: Path) -> list[Path]:
-    """Move the newest manifest, list of compactions and WAL file away if they are not whole.
+    """Move the newest manifest and list of compactions away if they are empty.
 
     A power cut can leave a file without its bytes if it was not synced. Nothing was acknowledged or
-    collected on the strength of such a file, and SlateDB goes on from the one before.
-
-    An empty WAL file is none of them: that is how SlateDB fences a writer.
+    collected on the strength of such a file, and SlateDB goes on from the one before. If something
+    was, the WAL files are missing that the one before needs.
     """
     aside = []
-    for kind, is_torn in (("manifest", _is_empty), ("compactions", _is_empty), ("wal", is_cut)):
+    for kind in ("manifest", "compactions"):
         names = sorted(names_in(database_folder, kind))
         torn = []
-        while len(names) > 1 and is_torn(database_folder / kind / names[-1]):
+        while len(names) > 1 and _is_empty(database_folder / kind / names[-1]):
             torn.append(names.pop())
         aside += set_aside(database_folder, kind, torn)
     return aside

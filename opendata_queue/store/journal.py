@@ -7,7 +7,11 @@ written again and again, and a sync has nothing to do but that.
 Whoever takes over makes the file with the next number before it reads this one. An owner that finds
 that file, or its own removed, after it has synced a record was replaced, and must not acknowledge
 it. One that finds neither was read later than its record was written. A number is never used again:
-the last file stays, empty, when it is closed.
+the last file stays when it is closed, with one record that says so.
+
+The file has its whole size from the beginning, so that it shows when it was cut, and a record as
+soon as it is made. The database knows its number. So there is no doubt whether a journal that is
+missing, empty or cut is damaged (RFC 0013).
 """
 
 from __future__ import annotations
@@ -19,14 +23,19 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from odq_encodings import (
     JOURNAL_HEAD_BYTES,
+    JournalMark,
     JournalRecord,
+    JournalState,
     encode_journal_head,
+    find_journal_record,
+    journal_records_in,
     read_journal_records,
 )
 from opendata_queue.errors import CorruptStoreError, FencedError
@@ -36,6 +45,7 @@ from opendata_queue.store.local_files import file_mode
 from opendata_queue.store.location import JOURNAL_SUFFIX, StoreKind
 from opendata_queue.store.native_jobs import NotWritten, not_written
 from opendata_queue.store.objects import Objects
+from opendata_queue.store.problems import REPAIR, Problem
 
 logger = logging.getLogger(__name__)
 
@@ -63,15 +73,21 @@ class Journal:
         self._next_path = os.fsencode(_path(folder, number + 1))
         self._sync = sync
         self._name = name
+        self.number = number
+        self.mark = JournalMark()
+        """What each record says of the other files of the database."""
         self._salt = secrets.randbits(32)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         self._descriptor = os.open(self.path, flags, file_mode(folder))
         try:
+            os.ftruncate(self._descriptor, 2 * REGION_BYTES)
             if sync:
                 sync_file(folder)
         except BaseException:
             self.close()
             raise
+        self._told = self.mark
+        """The mark in the last record."""
         self._region = 0
         self._used = [0, 0]
         """How many bytes of each region are in use."""
@@ -93,7 +109,7 @@ class Journal:
     @property
     def is_settled(self) -> bool:
         """Whether SlateDB holds everything, and the disk says so."""
-        return self._known_to_disk == self._flushed == self._sequence
+        return self._known_to_disk == self._flushed == self._sequence and self._told == self.mark
 
     def has_room(self, size: int) -> bool:
         """Whether a commit of so many bytes can be appended now."""
@@ -109,7 +125,8 @@ class Journal:
         """
         self._sequence += 1
         flushed = self._flushed  # by the time that it is on the disk, more may be
-        head = encode_journal_head(self._salt, self._sequence, flushed, rows)
+        mark = self.mark
+        head = encode_journal_head(self._salt, self._sequence, flushed, mark.encode(), rows)
         offset = self._region * REGION_BYTES + self._used[self._region]
         while True:
             try:
@@ -125,7 +142,25 @@ class Journal:
         if not in_time:
             raise FencedError(f"could not write {self._name}: another process has taken over")
         self._used[self._region] += len(head) + len(rows)
-        self._known_to_disk = flushed
+        self._known_to_disk, self._told = flushed, mark
+
+    async def begin(self) -> None:
+        """Write the first record, before the database says that this is its journal."""
+        await self._append_no_rows()
+
+    async def tell_mark(self) -> None:
+        """Have the disk know which files there are, if the last record does not say it."""
+        if self._told == self.mark:
+            return
+        if self._used[self._region] + JOURNAL_HEAD_BYTES > REGION_BYTES:
+            await self.switch()
+        await self._append_no_rows()
+
+    async def _append_no_rows(self) -> None:
+        is_everything = self._flushed == self._sequence
+        await self.append(b"")
+        if is_everything:  # and so is this record, which has no rows
+            self._flushed = self._known_to_disk = self._sequence
 
     async def _write(
         self, offset: int, head: bytes, rows: bytes, on_start: Callable[[], None] | None
@@ -184,12 +219,8 @@ class Journal:
         Before records are written over, and before anything is committed past the journal: what is
         flushed must neither be missed there nor be laid over that.
         """
-        if self._known_to_disk == self._flushed:
-            return
-        is_everything = self._flushed == self._sequence
-        await self.append(b"")
-        if is_everything:  # and so is this record, which has no rows
-            self._flushed = self._known_to_disk = self._sequence
+        if self._known_to_disk != self._flushed:
+            await self._append_no_rows()
 
     async def switch(self) -> int:
         """Let the next records go to the other region; returns the last sequence before that.
@@ -213,12 +244,21 @@ class Journal:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def empty(self) -> None:
-        """Close it when SlateDB holds everything."""
+    def finish(self) -> None:
+        """Close it when the database holds everything, and says that this journal is closed.
+
+        One record is left, that says the same. It is not needed to tell a journal that was closed
+        from a damaged one. By its mark, whoever opens the database next knows the files that were
+        there.
+        """
         # Ours from now on, whoever closes it meanwhile: its number may soon be another file's.
         descriptor, self._descriptor = self._descriptor, -1
+        mark = replace(self.mark, is_closed=True)
+        sequence = self._sequence + 1
+        head = encode_journal_head(self._salt, sequence, sequence, mark.encode(), b"")
         try:
             os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, head, 0)
             if self._sync:
                 os.fsync(descriptor)
         finally:
@@ -228,11 +268,25 @@ class Journal:
 class LeftJournals:
     """What earlier owners have left, for the one that has just replaced them."""
 
-    def __init__(self, database_folder: Path) -> None:
+    def __init__(self, database_folder: Path, state: JournalState | None = None) -> None:
+        """``state`` is what the database says; ``CorruptStoreError`` if that is not there.
+
+        Up to the journal that it says is closed, it holds everything itself: those files do not
+        matter any more. One that is in use must be there, and must have begun.
+        """
         self.folder = database_folder / FOLDER
-        numbers = _numbers(self.folder)
+        numbers = set(_numbers(self.folder))
+        closed = 0
+        if state is not None:
+            if state.is_closed:
+                closed = state.number
+            else:
+                _check_begun(_path(self.folder, state.number))
         self.next_number = max(numbers, default=0) + 1
+        if state is not None:
+            self.next_number = max(self.next_number, state.number + 1)
         self._paths = [_path(self.folder, number) for number in sorted(numbers)]
+        self._read_from = sum(number <= closed for number in numbers)
 
     def __bool__(self) -> bool:
         return bool(self._paths)
@@ -248,7 +302,8 @@ class LeftJournals:
 
     def commits(self) -> list[bytes]:
         """The rows of all commits that SlateDB may not hold, in order. After ``take_over``."""
-        return [record.rows for path in self._paths for record in unflushed(path) if record.rows]
+        paths = self._paths[self._read_from :]
+        return [record.rows for path in paths for record in unflushed(path) if record.rows]
 
     def remove(self, *, sync: bool) -> None:
         """Remove them, the oldest first, when SlateDB holds what was in them."""
@@ -265,7 +320,7 @@ def has_journal(objects: Objects, path: str) -> bool:
     if location.kind is not StoreKind.FILE:
         return False
     folder = location.folder / path / FOLDER
-    return any(_size(_path(folder, number)) for number in _numbers(folder))
+    return any(not _is_closed(_path(folder, number)) for number in _numbers(folder))
 
 
 async def until_flushed(objects: Objects, path: str) -> None:
@@ -318,32 +373,216 @@ def _unseen(database_folder: Path) -> dict[int, _Unseen]:
 
 
 def unflushed(path: Path) -> list[JournalRecord]:
-    """The records of a journal that are not known to be flushed, in order."""
-    records = _records(path)
+    """The records of a journal that are not known to be flushed, in order.
+
+    ``CorruptStoreError`` if one of them is damaged. Only of the newest one it can't be known: it
+    may just as well never have been finished, and then it was not acknowledged.
+    """
+    regions = _regions(path)
+    records = {one.sequence: one for region in regions for one in region.records}
     if not records:
         return []
     last = records[max(records)]
+    for region in regions:
+        if region.damaged_at is not None:
+            lost = max((one.sequence for one in region.records), default=0) + 1
+            raise CorruptStoreError(
+                str(_damaged(path, f"is damaged at byte {region.damaged_at:,} (record {lost})"))
+            )
+    if last.mark is not None and not last.mark.is_closed and _size(path) != 2 * REGION_BYTES:
+        wrong = f"has {_size(path):,} bytes instead of {2 * REGION_BYTES:,}"
+        raise CorruptStoreError(str(_damaged(path, wrong)))
     wanted = range(last.flushed + 1, last.sequence + 1)
     missing = next((sequence for sequence in wanted if sequence not in records), None)
     if missing is not None:
-        raise CorruptStoreError(
-            f"{path} is damaged: it has record {last.sequence}, and not {missing}, which no other "
-            "file has; without that file the database opens as it was before it"
-        )
+        wrong = f"is damaged: it has record {last.sequence}, and not {missing}"
+        raise CorruptStoreError(str(_damaged(path, wrong)))
     return [records[sequence] for sequence in wanted]
 
 
+def newest_mark(database_folder: Path) -> JournalMark | None:
+    """What the newest record of all journals says of the files of its database, if any does.
+
+    ``CorruptStoreError`` if a journal is damaged; not, if it is being written at the same time.
+    """
+    folder = database_folder / FOLDER
+    mark: JournalMark | None = None
+    for number in sorted(_numbers(folder)):
+        path = _path(folder, number)
+        before = _written(path)
+        try:
+            unflushed(path)
+        except CorruptStoreError:
+            if _written(path) == before and _is_at_rest(path, before):
+                raise
+        found = max(_all_records(path), key=lambda one: one.sequence, default=None)
+        if found is not None and found.mark is not None:
+            mark = found.mark
+    return mark
+
+
+def _is_at_rest(path: Path, before: tuple[int, int] | None) -> bool:
+    """Whether it is as damaged when it is read again, and was not written meanwhile."""
+    try:
+        unflushed(path)
+    except CorruptStoreError:
+        return _written(path) == before
+    return False
+
+
+def _written(path: Path) -> tuple[int, int] | None:
+    """Changes with every record that is written."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def check_journals(database_folder: Path, state: JournalState | None) -> list[Problem]:
+    """What is wrong with the journals of a database that says ``state`` of them."""
+    folder = database_folder / FOLDER
+    problems = []
+    closed = state.number if state is not None and state.is_closed else 0
+    for number in sorted({*_numbers(folder), *([state.number] if state else [])}):
+        path = _path(folder, number)
+        try:
+            if number > closed:
+                unflushed(path)
+                if state is not None and number == state.number:
+                    _check_begun(path)
+        except CorruptStoreError:
+            wrong = "is damaged" if path.exists() else "is missing"
+            problems.append(_damaged(path, wrong))
+    return problems
+
+
+def set_journal_aside(database_folder: Path, name: str) -> None:
+    """Move a damaged journal to the folder ``torn``, and leave one with all that is whole in it.
+
+    For repairs alone: commits that were acknowledged may not be among them.
+    """
+    path = database_folder / FOLDER / name
+    rows = _whole_rows(path) if path.exists() else []
+    torn = database_folder / "torn"
+    torn.mkdir(exist_ok=True)
+    if path.exists():
+        path.rename(torn / name)
+    make_folder(path.parent, sync=True)
+    mark, salt = JournalMark(), secrets.randbits(32)
+    with path.open("xb") as file:
+        file.truncate(2 * REGION_BYTES)
+        at, region = 0, 0
+        for sequence, one in enumerate([b"", *rows], 1):
+            head = encode_journal_head(salt, sequence, 0, mark.encode(), one)
+            if at + len(head) + len(one) > REGION_BYTES:
+                at, region = 0, region + 1
+            file.seek(region * REGION_BYTES + at)
+            file.write(head + one)
+            at += len(head) + len(one)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_file(path.parent)
+
+
+def _whole_rows(path: Path) -> list[bytes]:
+    """The rows of all records that are whole and not known to be flushed, wherever they are."""
+    records: dict[int, JournalRecord] = {}
+    data = path.read_bytes()
+    halves = (data[:REGION_BYTES], data[REGION_BYTES : 2 * REGION_BYTES])
+    begun = {one.sequence: one for half in halves for one in read_journal_records(half)}
+    if begun:
+        salt = begun[max(begun)].salt
+        for half in halves:
+            records |= {one.sequence: one for one in journal_records_in(half, salt)}
+    flushed = max((one.flushed for one in records.values()), default=0)
+    found = [one for sequence, one in sorted(records.items()) if sequence > flushed]
+    return [one.rows for one in found if one.rows]
+
+
+def _check_begun(path: Path) -> None:
+    """Whoever was at work has left a journal with a record: that is there before anything else."""
+    if next(_all_records(path), None) is None:
+        wrong = "has no record that is whole" if path.exists() else "is missing"
+        raise CorruptStoreError(str(_damaged(path, f"{wrong}, and its owner has not closed it")))
+
+
+def _damaged(path: Path, wrong: str) -> Problem:
+    return Problem(
+        file=str(path),
+        wrong=wrong,
+        lost="the last commits of the database, which no other file has",
+        advice=REPAIR,
+    )
+
+
+class _Region(NamedTuple):
+    """What is in one half of a journal."""
+
+    records: list[JournalRecord]
+    damaged_at: int | None = None
+    """Where a record is not whole, and newer ones are behind it."""
+
+
 def _records(path: Path) -> dict[int, JournalRecord]:
+    return {one.sequence: one for one in _all_records(path)}
+
+
+def _all_records(path: Path) -> Iterator[JournalRecord]:
+    for region in _regions(path, whole=False):
+        yield from region.records
+
+
+def _regions(path: Path, *, whole: bool = True) -> list[_Region]:
+    """Both halves; with ``whole`` what is behind their records is read, too."""
     try:
         with path.open("rb") as file:
-            regions = [_region(file, 0), _region(file, REGION_BYTES)]
-            if not os.fstat(file.fileno()).st_size:
+            found = [_region(file, 0), _region(file, REGION_BYTES)]
+            if _was_closed(file):
                 # Its owner was closed while we read: all is flushed. What we have may be the older
                 # half, and not what says so.
-                return {}
+                return [_Region(_region(file, 0)[:1])]
+            regions = [_Region(records) for records in found]
+            if whole:
+                above = max((one.sequence for one in (*found[0], *found[1])), default=0)
+                salts = {one.salt for records in found for one in records}
+                regions = [
+                    _searched(file, start, records, salts, above)
+                    for start, records in zip((0, REGION_BYTES), found, strict=True)
+                ]
     except FileNotFoundError:  # somebody has brought it in just now
-        return {}
-    return {one.sequence: one for region in regions for one in region}
+        return []
+    return regions
+
+
+def _searched(
+    file: BinaryIO, start: int, records: list[JournalRecord], salts: set[int], above: int
+) -> _Region:
+    """A half in which newer records were looked for behind the one that is not whole."""
+    at = start + sum(one.size for one in records)
+    if records and records[-1].sequence < above:
+        return _Region(records)  # the other half is newer: what is behind these was flushed before
+    file.seek(at)
+    rest = file.read(start + REGION_BYTES - at)
+    for salt in salts:
+        if find_journal_record(rest, salt, above) is not None:
+            return _Region(records, damaged_at=at)
+    return _Region(records)
+
+
+def _was_closed(file: BinaryIO) -> bool:
+    size = os.fstat(file.fileno()).st_size
+    if not size:
+        return True
+    file.seek(0)
+    first = next(read_journal_records(file.read(JOURNAL_HEAD_BYTES)), None)
+    return first is not None and first.mark is not None and first.mark.is_closed
+
+
+def _is_closed(path: Path) -> bool:
+    """Whether nothing in it matters any more: it was closed, or was never begun."""
+    last = max(_all_records(path), key=lambda one: one.sequence, default=None)
+    return last is None or (last.mark is not None and last.mark.is_closed)
 
 
 def _region(file: BinaryIO, start: int) -> list[JournalRecord]:
@@ -359,7 +598,7 @@ def _region(file: BinaryIO, start: int) -> list[JournalRecord]:
         if not found:
             return records
         records += found
-        at += sum(JOURNAL_HEAD_BYTES + len(one.rows) for one in found)
+        at += sum(one.size for one in found)
 
 
 def _size(path: Path) -> int:

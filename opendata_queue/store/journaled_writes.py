@@ -10,9 +10,11 @@ from typing import Any, Final, TypeVar
 
 import slatedb.uniffi as slatedb
 
+from odq_encodings import JOURNAL_STATE_KEY, JournalState
 from opendata_queue.errors import ClosedError, OdqError, StoreUnavailableError
 from opendata_queue.store.batch_writer import commit_rows, write_rows
 from opendata_queue.store.durable_files import WalSync
+from opendata_queue.store.file_notes import FileNotes
 from opendata_queue.store.journal import Journal, LeftJournals
 from opendata_queue.store.packed_rows import PackedRows
 from opendata_queue.store.rows import Rows
@@ -22,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_NO_KEY: Final = b"\x00"
-"""No row has it."""
+_LOOK_MS: Final = 1_000
+"""How long after the last flush it is seen whether SlateDB has written files in the background."""
 _BROUGHT_IN_AT_ONCE: Final = 64
 """Commits, of 1 MiB at most each."""
 
@@ -41,11 +43,13 @@ class JournaledWrites:
         db: slatedb.Db,
         journal: Journal,
         wal_sync: WalSync | None,
+        notes: FileNotes,
         *,
         flush_ms: int,
         name: str,
     ) -> None:
         self._db = db
+        self._notes = notes
         self._journal = journal
         self._wal_sync = wal_sync
         self._flush_ms = flush_ms
@@ -59,6 +63,7 @@ class JournaledWrites:
         self._appending = asyncio.Lock()
         """Held by whoever writes to the journal."""
         self._timer: asyncio.TimerHandle | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
         self._flusher: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         """Writes that go on to their end, whoever waits for them."""
@@ -109,6 +114,9 @@ class JournaledWrites:
                     self._no_reads = loop.create_future()
                     await self._no_reads
                 await commit_rows(self._db, packed, after_flush=self._wal_sync, on_start=on_start)
+                # Only that file has it: from now on the file would be missed.
+                self._journal.mark = self._notes.has_flushed()
+                await self._journal.tell_mark()
                 self._unseen = None
             finally:
                 unseen.set_result(None)
@@ -149,22 +157,35 @@ class JournaledWrites:
                 if self._journal.flushed == self._journal.last:
                     with self._stopping():
                         await self._journal.tell_flushed()
+                        await self._journal.tell_mark()
                     return
                 to_flush = await self._take_all()
             await self._flush(to_flush)
 
     async def close(self) -> None:
-        """Flush, and empty the journal; after a failure it is left to the next owner."""
+        """Flush, and have the database say that it holds everything.
+
+        The journal is finished afterwards. After a failure it is left to the next owner.
+        """
         self._closed = ClosedError(f"could not write {self._name}: it is closed")
-        try:
-            if self._timer is not None:
-                self._timer.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-            await self.flush()
-            await asyncio.to_thread(self._journal.empty)
-        finally:
-            self._journal.close()
+        for timer in (self._timer, self._look_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.flush()
+        state = JournalState(number=self._journal.number, is_closed=True)
+        with self._stopping():
+            await commit_rows(self._db, state_row(state), after_flush=self._wal_sync)
+
+    def finish(self) -> None:
+        """Leave a record that says what there is, now that the database is closed."""
+        self._journal.mark = self._notes.has_flushed()
+        self._journal.finish()
+
+    def leave(self) -> None:
+        """Leave the journal as it is; nothing happens if it is finished."""
+        self._journal.close()
 
     def _check_open(self) -> None:
         self._check()
@@ -231,6 +252,7 @@ class JournaledWrites:
         if self._journal.flushed < last:
             with self._stopping():
                 await commit_rows(self._db, _joined(taken), after_flush=self._wal_sync)
+            self._journal.mark = self._notes.has_flushed()
             self._journal.is_flushed(last)
 
     def _flush_later(self) -> None:
@@ -247,24 +269,53 @@ class JournaledWrites:
         except Exception as error:  # whatever it is, whoever commits next gets it, too
             logger.info("%s was not flushed: %s", self._name, error)
             return
+        if self._closed is not None:
+            return
         # Should nobody commit until then, readers in other processes are told that they see all.
-        if not self._journal.is_settled and self._closed is None:
+        if not self._journal.is_settled:
             self._flush_later()
+        elif self._look_timer is None:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._look_timer = loop.call_later(_LOOK_MS / 1000, self._begin_look)
+
+    def _begin_look(self) -> None:
+        self._look_timer = None
+        if self._notes.look() != self._journal.mark and self._closed is None:
+            self._begin(self._tell_mark())
+
+    async def _tell_mark(self) -> None:
+        """Note files that SlateDB has written since the last flush; there may be more to come."""
+        async with self._writing, self._appending:
+            if self._failure is None and self._closed is None:
+                self._journal.mark = self._notes.look()
+                with self._stopping():
+                    await self._journal.tell_mark()
+                self._look_later()
 
 
-async def bring_in(db: slatedb.Db, left: LeftJournals, wal_sync: WalSync | None, name: str) -> None:
-    """Hand the commits to SlateDB that only the journals of earlier owners have.
+def state_row(state: JournalState) -> Rows:
+    """The row by which a database says which journal it has."""
+    row = Rows()
+    row.put(JOURNAL_STATE_KEY, state.encode())
+    return row
 
-    Even if there are none, something is written: who was replaced before it made its own journal,
+
+async def bring_in(
+    db: slatedb.Db, left: LeftJournals, state: JournalState, wal_sync: WalSync | None, name: str
+) -> None:
+    """Hand the commits to SlateDB that only the journals of earlier owners have, and the state.
+
+    So something is written even if there are none: who was replaced before it made its own journal,
     so that nobody knows of that, must find out now.
     """
     commits = await asyncio.to_thread(left.commits)
     for place in range(0, len(commits), _BROUGHT_IN_AT_ONCE):
         some = [_unpacked(data) for data in commits[place : place + _BROUGHT_IN_AT_ONCE]]
         await write_rows(db, _joined(some))
-    no_row = Rows()
-    no_row.delete(_NO_KEY)
-    await commit_rows(db, no_row, after_flush=wal_sync)
+    await commit_rows(db, state_row(state), after_flush=wal_sync)
     if commits:
         logger.info("brought in %d commits from the journal of %s", len(commits), name)
 

@@ -7,6 +7,7 @@ from typing import Final
 import slatedb.uniffi as slatedb
 
 from opendata_queue.store.objects import Objects
+from opendata_queue.store.sst_files import SstDescription
 
 FINISHED: Final = (slatedb.CompactionStatus.COMPLETED, slatedb.CompactionStatus.FAILED)
 
@@ -46,3 +47,28 @@ def manifest_name(number: int) -> str:
 def compactions_name(number: int) -> str:
     """The file of a list of compactions, in the folder ``compactions``."""
     return f"{number:020}.compactions"
+
+
+def wal_name(number: int) -> str:
+    """The file of the WAL with a number, in the folder ``wal``."""
+    return f"{number:020}.sst"
+
+
+def least_bytes(info: slatedb.SsTableInfo) -> int:
+    """Where the last of the parts of an SST ends that the manifest knows of."""
+    return max(
+        int(info.index_offset + info.index_len),
+        int(info.filter_offset + info.filter_len),
+        int(info.stats_offset + info.stats_len),
+    )
+
+
+def is_described_by(info: slatedb.SsTableInfo, found: SstDescription) -> bool:
+    """Whether a manifest says of an SST what the SST says of itself."""
+    return (
+        (info.first_entry or b"") == found.first_entry
+        and (info.last_entry or b"") == found.last_entry
+        and (info.index_offset, info.index_len) == found.index
+        and (info.filter_offset, info.filter_len) == found.filter
+        and (info.stats_offset, info.stats_len) == found.stats
+    )

@@ -27,6 +27,10 @@ _FIRST_ENTRY, _INDEX_OFFSET, _INDEX_LEN, _FILTER_OFFSET, _FILTER_LEN, _COMPRESSI
 _LAST_ENTRY, _STATS_OFFSET, _STATS_LEN = 7, 8, 9
 # Of the index, and of each block in it.
 _BLOCKS, _BLOCK_OFFSET = 0, 0
+_HAS_EXPIRY, _HAS_CREATION = 2, 4
+
+NOT_KNOWN: Final = 1 << 63
+"""A sequence number that is above all others."""
 
 ReadPart = Callable[[int, int], bytes]
 """The bytes from an offset on, so many of them."""
@@ -48,6 +52,7 @@ class SstDescription:
     filter: tuple[int, int]
     stats: tuple[int, int]
     is_compressed: bool
+    version: int
 
     @property
     def first_sequence(self) -> int:
@@ -84,6 +89,7 @@ def describe_sst(size: int, read: ReadPart) -> SstDescription:
             filter=(table.u64(_FILTER_OFFSET), table.u64(_FILTER_LEN)),
             stats=(table.u64(_STATS_OFFSET), table.u64(_STATS_LEN)),
             is_compressed=bool(table.u8(_COMPRESSION)),
+            version=version,
         )
     except (struct.error, IndexError) as error:
         raise DamagedSst(f"has a description that can't be read ({error})") from error
@@ -106,6 +112,55 @@ def check_sst(size: int, read: ReadPart) -> SstDescription:
     return found
 
 
+def last_sequence(size: int, read: ReadPart) -> int:
+    """The sequence number of the last row of a WAL file.
+
+    A block is rows, then the places of some of them (``u16`` each) and how many these are. A row is
+    three sizes, each a varint, of what its key shares with the one before, of the rest of the key,
+    and of the value; then that rest, the value, the sequence number (``u64``, big-endian), flags
+    (``u8``) and a time of 8 bytes for each of the flags 2 and 4.
+    """
+    found = describe_sst(size, read)
+    if found.is_compressed or found.version != _VERSIONS[-1]:
+        return NOT_KNOWN
+    try:
+        last = list(_block_offsets(_checked(read(*found.index), "index")))[-1]
+        block = _checked(read(last, found.filter[0] - last), f"block at byte {last:,}")
+        (places,) = struct.unpack_from(">H", block, len(block) - 2)
+        end, at, sequence = len(block) - 2 - 2 * places, 0, 0
+        while at < end:
+            _, at = _varint(block, at)
+            key_size, at = _varint(block, at)
+            value_size, at = _varint(block, at)
+            at += key_size + value_size
+            sequence, flags = struct.unpack_from(">QB", block, at)
+            at += 9 + 8 * bool(flags & _HAS_EXPIRY) + 8 * bool(flags & _HAS_CREATION)
+    except (struct.error, IndexError) as error:
+        raise DamagedSst(f"has a block that can't be read ({error})") from error
+    return sequence
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number and the place behind it."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def last_sequence_in(path: Path) -> int:
+    """The sequence number of the last row of a WAL file that is not empty."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return last_sequence(os.fstat(descriptor).st_size, _reader(descriptor))
+    finally:
+        os.close(descriptor)
+
+
 def describe_file(path: Path) -> SstDescription | None:
     """The description of an SST in a file; none if that is empty, as a fence in the WAL is."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -119,6 +174,21 @@ def describe_file(path: Path) -> SstDescription | None:
 def check_bytes(data: bytes) -> SstDescription | None:
     """Check a whole SST that was read; none if it is empty."""
     return check_sst(len(data), lambda offset, size: data[offset : offset + size]) if data else None
+
+
+def renumbered(wal: bytes, old: int, new: int) -> bytes:
+    """A WAL file of one row with another sequence number: that is in its block, index and
+    description."""
+    found = describe_sst(len(wal), lambda offset, size: wal[offset : offset + size])
+    end = found.index[0] + found.index[1]
+    parts = [wal[: found.index[0]], wal[found.index[0] : end], wal[end : -_END.size]]
+    before, after = struct.pack(">Q", old), struct.pack(">Q", new)
+    data = b""
+    for part in parts:
+        assert part.count(before) == 1
+        changed = part[: -_CHECK.size].replace(before, after)
+        data += changed + _CHECK.pack(zlib.crc32(changed))
+    return data + wal[-_END.size :]
 
 
 def _reader(descriptor: int) -> ReadPart:

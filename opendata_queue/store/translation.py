@@ -61,8 +61,11 @@ _ACCESS_PROBLEMS = {
     r"failed to find latest transactional object": NO_DATABASE,
     r"builder error": "the endpoint can't be used; it must be a URL like http://127.0.0.1:9000",
 }
-# A manifest that can't be decoded, or a WAL file that SlateDB stumbles over.
-_DAMAGE = re.compile(r"transactional object .*CallbackError\(|wal_replay task panicked", re.DOTALL)
+# A manifest that can't be decoded, an empty list, or a WAL file that SlateDB stumbles over.
+_DAMAGE = re.compile(
+    r"transactional object .*CallbackError\(|invalid compaction|wal_replay task panicked",
+    re.DOTALL,
+)
 # What may pass, and is hidden deep inside of what the clients say.
 _TROUBLE = {
     r"ConnectionRefused|Connection refused": "nobody listens there",

@@ -51,7 +51,7 @@ def test_a_root_that_is_whole_is_well(filled: tuple[Odq, Path]) -> None:
     checks = {one["check"]: one["found"] for one in told["checks"]}
     assert checks["blobs"] == "1 blob are what messages say of them"
     assert checks["entries"] == "3 messages that wait in queues are there"
-    assert "3 databases are there, and whole" in checks["files"]
+    assert "3 live databases are there, and whole" in checks["files"]
     assert odq("repair") == "nothing is damaged\n"
 
 

@@ -1,4 +1,4 @@
-"""The literal bytes of RFC 0011, in both directions."""
+"""The literal bytes of RFC 0011 and RFC 0013, in both directions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ from typing import Any
 
 import pytest
 
-from odq_encodings import JournalRecord, read_journal_records
+from odq_encodings import (
+    JOURNAL_STATE_KEY,
+    EncodingError,
+    JournalMark,
+    JournalRecord,
+    JournalState,
+    find_journal_record,
+    read_journal_records,
+)
 from opendata_queue.store import PackedRows, Rows
 from opendata_queue.store.rows import Op
 from tests.format.golden import GOLDEN
 
 VECTORS: list[dict[str, Any]] = json.loads((GOLDEN / "journal.json").read_text())
+STATES: list[dict[str, Any]] = json.loads((GOLDEN / "journal_state.json").read_text())
 OPS = {"put": Op.PUT, "put with ttl": Op.PUT_TTL, "delete": Op.DELETE}
 
 each_vector = pytest.mark.parametrize("vector", VECTORS, ids=[one["name"] for one in VECTORS])
@@ -25,6 +34,18 @@ def record_of(vector: dict[str, Any]) -> JournalRecord:
         sequence=int(vector["sequence"]),
         flushed=int(vector["flushed"]),
         rows=bytes.fromhex(vector["rows_hex"]),
+        mark=mark_of(vector["mark"]) if "mark" in vector else None,
+    )
+
+
+def mark_of(fields: dict[str, Any]) -> JournalMark:
+    return JournalMark(
+        wal=int(fields["wal"]),
+        manifest=int(fields["manifest"]),
+        manifest_check=int(fields["manifest_check"]),
+        compactions=int(fields["compactions"]),
+        compactions_check=int(fields["compactions_check"]),
+        is_closed=fields["is_closed"],
     )
 
 
@@ -73,3 +94,32 @@ def test_what_comes_behind_a_record_out_of_sequence_is_of_an_earlier_use(
     assert list(read_journal_records(data + forged.encode())) == [record]
     assert list(read_journal_records(next_one.encode(), record)) == [next_one]
     assert list(read_journal_records(data, next_one)) == []
+
+
+@each_vector
+def test_a_newer_record_is_found_behind_a_damaged_one_and_an_older_or_forged_one_is_not(
+    vector: dict[str, Any],
+) -> None:
+    record, data = record_of(vector), bytes.fromhex(vector["record_hex"])
+    newer = replace(record, sequence=record.sequence + 2)
+    forged = replace(newer, salt=(record.salt + 1) % (1 << 32))
+    garbage = b"odj\x02 is no record" * 3
+
+    assert find_journal_record(garbage + newer.encode(), record.salt, record.sequence) == newer
+    assert find_journal_record(garbage + data, record.salt, record.sequence) is None
+    assert find_journal_record(forged.encode(), record.salt, record.sequence) is None
+    assert find_journal_record(newer.encode()[:-1], record.salt, record.sequence) is None
+
+
+@pytest.mark.parametrize("vector", STATES, ids=[one["name"] for one in STATES])
+def test_the_state_of_a_journal_encodes_to_the_golden_bytes_and_back(
+    vector: dict[str, Any],
+) -> None:
+    state = JournalState(number=int(vector["number"]), is_closed=vector["is_closed"])
+
+    assert JOURNAL_STATE_KEY.hex() == vector["key_hex"]
+    assert state.encode().hex() == vector["value_hex"]
+    assert JournalState.decode(state.encode()) == state
+    for wrong in (b"", state.encode()[:-1], state.encode() + b"x", state.encode()[:-1] + b"\x03"):
+        with pytest.raises(EncodingError, match="JournalState"):
+            JournalState.decode(wrong)

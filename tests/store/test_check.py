@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from opendata_queue import StoreSettings
+from opendata_queue import CorruptStoreError, StoreSettings
 from opendata_queue.store import (
     Database,
     Objects,
     Problem,
     Rows,
     check_database,
+    repair_database,
 )
 
 SETTINGS = StoreSettings(fsync=False, memtable_bytes=64 * 1024, journal_ms=0)
@@ -32,15 +34,15 @@ def rows_of(number: int) -> Rows:
 @pytest.fixture
 async def root(tmp_path: Path) -> Path:
     """A database with SSTs and a WAL, whose owner is gone."""
-    database = await Database.open(objects_in(tmp_path), "db")
+    database = await Database.open(objects_in(tmp_path / "root"), "db")
     for number in range(80):
         await database.commit(rows_of(number))
     await database.flush_to_files()
     for number in range(80, 90):
         await database.commit(rows_of(number))
-    await database._give_up()
-    assert database._wal_sync is None
-    return tmp_path
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    await database.close()
+    return tmp_path / "copy"
 
 
 def newest(root: Path, folder: str) -> Path:
@@ -83,3 +85,67 @@ async def test_a_file_that_is_missing_or_damaged_is_named(
     assert [one.file for one in problems] == [f"db/{folder}/{file.name}"]
     assert isinstance(problems[0], Problem)
     assert "odq repair" in str(problems[0])
+
+
+async def rows_in(root: Path, settings: StoreSettings = SETTINGS) -> set[int]:
+    objects = Objects.open(root.as_uri(), settings)
+    database = await Database.open(objects, "db", journaled=True)
+    found = {int(key[1:]) async for chunk in database.scan(b"k", b"l") for key, _ in chunk}
+    await database.close()
+    return found
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, flipped])
+async def test_a_repair_opens_a_database_without_a_wal_file_and_says_so(
+    root: Path, damage: Callable[[Path], None]
+) -> None:
+    path = sorted((root / "db" / "wal").iterdir())[-3]
+    file = path.name
+    damage(path)
+    with pytest.raises(CorruptStoreError, match=file):
+        await rows_in(root)
+
+    problems = await repair_database(objects_in(root), "db")
+
+    assert [one.file for one in problems] == [f"db/wal/{file}"]
+    assert await check_database(objects_in(root), "db", deep=True) == []
+    assert await rows_in(root) == {*range(90)} - {87}
+    assert await rows_in(root) == {*range(90)} - {87}
+    assert await repair_database(objects_in(root), "db") == []
+
+
+JOURNALED = StoreSettings(fsync=False, journal_ms=24 * 3_600_000)
+
+
+# Half of a journal is one of its regions, and the last commits are in the other.
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [(Path.unlink, {0}), (cut, {0}), (flipped, {0, 1, 3, 4})],
+)
+async def test_a_repair_opens_a_database_with_what_is_whole_in_its_journal(
+    tmp_path: Path, damage: Callable[[Path], None], left: set[int]
+) -> None:
+    objects = Objects.open((tmp_path / "root").as_uri(), JOURNALED)
+    database = await Database.open(objects, "db", journaled=True)
+    await database.commit(rows_of(0))
+    await database.show_others()
+    for number in range(1, 5):
+        await database.commit(rows_of(number))
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    await database.close()
+    copy = objects_in(tmp_path / "copy")
+    (file,) = (tmp_path / "copy" / "db" / "journal").iterdir()
+    if damage is flipped:
+        data = bytearray(file.read_bytes())
+        data[data.find(b"k002") + 200] ^= 1
+        file.write_bytes(data)
+    else:
+        damage(file)
+
+    with pytest.raises(CorruptStoreError, match=file.name):
+        await rows_in(tmp_path / "copy", JOURNALED)
+    problems = await repair_database(copy, "db")
+
+    assert [one.file for one in problems] == [f"db/journal/{file.name}"]
+    assert await rows_in(tmp_path / "copy", JOURNALED) == left
+    assert await repair_database(copy, "db") == []

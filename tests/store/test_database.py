@@ -354,8 +354,8 @@ async def test_a_file_that_is_cut_off_is_corrupt_and_named(
 ) -> None:
     objects = Objects.open(f"file://{tmp_path}", SETTINGS)
     file = await write_file(objects, tmp_path)
-    harm(file)
     database = await Database.open(objects, "db")
+    harm(file)
     reader = await DatabaseReader.open(objects, "db")
 
     for reads in (database, reader):
@@ -371,12 +371,26 @@ async def test_a_file_that_is_cut_off_is_corrupt_and_named(
     await database.close()
 
 
+@pytest.mark.parametrize("harm", [empty, halve, Path.unlink])
+async def test_a_file_that_is_missing_or_cut_off_is_named_when_it_is_opened(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    objects = Objects.open(f"file://{tmp_path}", SETTINGS)
+    file = await write_file(objects, tmp_path)
+    harm(file)
+
+    for _ in range(2):
+        with pytest.raises(CorruptStoreError, match=f"{file.name} is missing or cut off"):
+            await Database.open(objects, "db")
+
+
 async def test_where_a_file_is_cut_off_nobody_waits_long_a_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = Objects.open(f"file://{tmp_path}", SETTINGS)
-    halve(await write_file(objects, tmp_path))
+    file = await write_file(objects, tmp_path)
     database = await Database.open(objects, "db")
+    halve(file)
     database._outage_timeout_ms = 50
     with pytest.raises(CorruptStoreError):
         await database.get(b"0007")

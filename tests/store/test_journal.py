@@ -69,6 +69,16 @@ def journals(folder: Path) -> list[Path]:
     return sorted((folder / "db" / "journal").glob("*"))
 
 
+def closing_records(folder: Path) -> list[bool]:
+    """For each journal, whether it is nothing but a record that says that it was closed."""
+    found = []
+    for path in journals(folder):
+        (record,) = read_journal_records(path.read_bytes())
+        found.append(record.mark is not None and record.mark.is_closed)
+        assert path.stat().st_size == record.size
+    return found
+
+
 @pytest.fixture
 def copies(tmp_path: Path) -> Iterator[Path]:
     """Where copies go, each with a name of its own."""
@@ -186,13 +196,13 @@ async def test_a_commit_is_flushed_without_being_asked(tmp_path: Path) -> None:
     await database.close()
 
 
-async def test_a_clean_close_leaves_an_empty_journal(tmp_path: Path) -> None:
+async def test_a_clean_close_leaves_a_record_that_says_so(tmp_path: Path) -> None:
     database = await opened(tmp_path)
     await database.commit(rows_of((b"a", b"1")))
     assert len(journals(tmp_path)) == 1
     await database.close()
 
-    assert [one.stat().st_size for one in journals(tmp_path)] == [0]
+    assert closing_records(tmp_path) == [True]
     assert not has_journal(objects_in(tmp_path), "db")
     with pytest.raises(ClosedError, match="it is closed"):
         await database.commit(rows_of((b"a", b"2")))
@@ -253,7 +263,7 @@ async def test_a_journal_is_brought_in_by_an_owner_that_has_none(tmp_path: Path)
     second = await Database.open(objects_in(tmp_path / "copy"), "db")
 
     assert await second.get(b"a") == b"1"
-    assert [one.stat().st_size for one in journals(tmp_path / "copy")] == [0]
+    assert closing_records(tmp_path / "copy") == [True]
     await second.close()
 
 
@@ -355,27 +365,105 @@ async def _contents(database: Database) -> dict[bytes, bytes]:
     return dict([row async for chunk in database.scan(b"0", b"9") for row in chunk])
 
 
-async def test_a_journal_that_is_cut_anywhere_gives_whole_commits_in_order(
+def records_of(folder: Path) -> tuple[bytes, list[int]]:
+    """The bytes of the one journal, and where its records end."""
+    (file,) = journals(folder)
+    whole, ends = file.read_bytes(), [0]
+    for record in read_journal_records(whole):
+        ends.append(ends[-1] + len(record.encode()))
+    return whole, ends
+
+
+async def test_a_journal_of_which_the_last_records_were_not_written_gives_whole_commits_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
     database = await opened(tmp_path / "root")
     for number in range(5):
         await database.commit(rows_of((b"n", b"%d" % number), (b"%d" % number, b"v")))
-    (file,) = journals(tmp_path / "root")
-    whole = file.read_bytes()
-    ends = [0]
-    for record in read_journal_records(whole):
-        ends.append(ends[-1] + len(record.encode()))
-    assert ends[-1] == len(whole)
+    whole, ends = records_of(tmp_path / "root")
+    before = len(ends) - 1 - 5  # without rows: of the open
 
-    for size in range(len(whole) + 1):
+    for size in range(ends[before], ends[-1] + 1):
         cut = tmp_path / "cut"
-        cut.write_bytes(whole[:size])
-        found = unflushed(cut)
-        assert [one.sequence for one in found] == [
-            *range(1, sum(end <= size for end in ends[1:]) + 1)
-        ]
+        cut.write_bytes(whole[:size] + bytes(len(whole) - size))
+        found = [one.rows for one in unflushed(cut) if one.rows]
+        assert len(found) == sum(end <= size for end in ends[before + 1 :])
     await database.close()
+
+
+async def test_a_journal_that_is_cut_anywhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
+    database = await opened(tmp_path / "root")
+    for number in range(5):
+        await database.commit(rows_of((b"n", b"%d" % number), (b"%d" % number, b"v")))
+    whole, ends = records_of(tmp_path / "root")
+
+    for size in range(ends[1], len(whole), 7):
+        (tmp_path / "cut").write_bytes(whole[:size])
+        with pytest.raises(CorruptStoreError, match=rf"cut has {size:,} bytes instead of 4,000"):
+            unflushed(tmp_path / "cut")
+    await database.close()
+
+
+async def test_a_record_that_is_damaged_with_others_behind_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
+    database = await opened(tmp_path / "root")
+    for number in range(5):
+        await database.commit(rows_of((b"n", b"%d" % number), (b"%d" % number, b"v")))
+    whole, ends = records_of(tmp_path / "root")
+
+    for place in range(ends[1], ends[-2], 5):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x40
+        (tmp_path / "damaged").write_bytes(damaged)
+        with pytest.raises(CorruptStoreError, match="damaged is damaged at byte"):
+            unflushed(tmp_path / "damaged")
+    await database.close()
+
+
+@pytest.mark.parametrize("damage", ["deleted", "emptied", "zeroed"])
+async def test_a_journal_that_is_gone_is_missed_by_the_database(
+    tmp_path: Path, damage: str
+) -> None:
+    database = await opened(tmp_path / "root")
+    await database.commit(rows_of((b"a", b"1")))
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    await database.close()
+    (file,) = journals(tmp_path / "copy")
+    if damage == "deleted":
+        file.unlink()
+    else:
+        file.write_bytes(b"" if damage == "emptied" else bytes(file.stat().st_size))
+
+    for _ in range(2):  # and not only the first time
+        with pytest.raises(CorruptStoreError, match=r"0001\.journal .*its owner has not closed it"):
+            await opened(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("damage", ["deleted", "emptied", "zeroed", "cut"])
+async def test_what_becomes_of_a_journal_that_was_closed_does_not_matter(
+    tmp_path: Path, damage: str
+) -> None:
+    database = await opened(tmp_path)
+    await database.commit(rows_of((b"a", b"1")))
+    await database.close()
+    (file,) = journals(tmp_path)
+    if damage == "deleted":
+        file.unlink()
+    else:
+        kept = {"emptied": 0, "zeroed": 0, "cut": 20}[damage]
+        file.write_bytes(file.read_bytes()[:kept] + bytes(72 if damage == "zeroed" else 0))
+
+    after = await opened(tmp_path)
+
+    assert await after.get(b"a") == b"1"
+    assert [one.name for one in journals(tmp_path)] == [f"{2:020}.journal"]
+    await after.close()
 
 
 @pytest.mark.parametrize("place", [0, 4, 8, 12, 16, 24, 32, 40])
@@ -402,7 +490,7 @@ async def test_a_journal_that_lacks_a_record_in_the_middle_is_refused(
     data[40] ^= 1
     file.write_bytes(data)
 
-    with pytest.raises(CorruptStoreError, match=r"0001\.journal is damaged.*record 2, and not 1"):
+    with pytest.raises(CorruptStoreError, match=r"0001\.journal is damaged.*record 4, and not 3"):
         await opened(tmp_path / "copy")
 
     assert file in journals(tmp_path / "copy")
@@ -545,8 +633,8 @@ async def test_a_journal_that_is_made_empty_while_it_is_read_brings_no_old_rows_
     journal, read = idle._journaled._journal, journal_module._region
 
     def read_slowly(file: BinaryIO, start: int) -> list[JournalRecord]:
-        if start:  # between the two regions, the owner before us is closed
-            journal.empty()
+        if start and journal._descriptor >= 0:
+            journal.finish()  # between the two regions, the owner before us is closed
         return read(file, start)
 
     with monkeypatch.context() as patched:
@@ -816,7 +904,7 @@ async def test_whoever_fails_to_open_leaves_no_descriptor_open(
 ) -> None:
     descriptors = []
 
-    async def failing(_: Any, __: Any, wal_sync: WalSync, ___: str) -> None:
+    async def failing(_: Any, __: Any, ___: Any, wal_sync: WalSync, ____: str) -> None:
         descriptors.append(wal_sync.descriptor)
         raise OSError("the disk is on fire")
 
