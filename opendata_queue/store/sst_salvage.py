@@ -55,7 +55,7 @@ async def salvage_ssts(objects: Objects, path: str, names: Iterable[str]) -> lis
         if data is not None:
             await objects.write(f"{path}/torn/{name}", data)
         content = left_of(sst.info, data or b"", await _stand_in(sst.info))
-        await (objects.write if data is None else objects.replace)(file, content)
+        await objects.write(file, content)
         replaced.append(file)
     return replaced
 
