@@ -584,11 +584,11 @@ class Stopwatch:
         self._route = router._route
         router._route = self._note_routed  # type: ignore[method-assign]
 
-    def _note_routed(self, messages: Sequence[Published]) -> int:
-        routed = self._route(messages)
+    def _note_routed(self, messages: Sequence[Published], first: int) -> int:
+        behind = self._route(messages, first)
         now = time.perf_counter()
-        self.routed.update((message.message_id, now) for message in messages[:routed])
-        return routed
+        self.routed.update((message.message_id, now) for message in messages[first:behind])
+        return behind
 
     def milliseconds(self, times: dict[int, float]) -> list[float]:
         assert times.keys() == self.called.keys()

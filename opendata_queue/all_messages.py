@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from odq_encodings import MessageMetadata
+from opendata_queue.allowance import Allowance
 from opendata_queue.checks import check_integer
 from opendata_queue.clock import Clock
 from opendata_queue.followed_log import FollowedLog
@@ -34,21 +35,27 @@ class AllMessages:
         self._clock = clock
         self._ahead = ReadAhead(self._read_without_blobs, ahead_bytes)
 
-    async def read_many(self, message_ids: Iterable[int]) -> list[MessageFields | None]:
-        """Messages by their ids, in their order; none for an id that has none, or had one."""
+    async def read_many(
+        self, message_ids: Iterable[int], allowance: Allowance | None = None
+    ) -> list[MessageFields | None]:
+        """Messages by their ids, in their order; none for an id that has none, or had one.
+
+        One that ``allowance`` does not admit is none, too.
+        """
         ids = list(message_ids)
         if self._own is not None and self._all_own(ids):
-            return await self._own.read_many(ids)
+            return await self._own.read_many(ids, allowance)
         for one in ids:
             check_integer("message_id", one, 0, MAX_MESSAGE_ID)
         found: dict[int, MessageFields | None] = {}
         if self._own is not None:
             own = [one for one in ids if one >> 32 == self._own_shard]
-            found |= dict(zip(own, await self._own.read_many(own), strict=True))
+            found |= dict(zip(own, await self._own.read_many(own, allowance), strict=True))
         others = [one for one in ids if one not in found]
         taken = await self._ahead.take(others)
         found |= taken
-        found |= await self._readers.read_messages(one for one in others if one not in taken)
+        others = [one for one in others if one not in taken]
+        found |= await self._readers.read_messages(others, allowance=allowance)
         now_ms = self._clock.now_ms()
         return [unless_expired(found.get(one), now_ms) for one in ids]
 

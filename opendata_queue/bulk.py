@@ -90,9 +90,17 @@ class ExpiringRun:
 class BulkShard:
     """The one writer of a shard that was reserved for it."""
 
-    def __init__(self, database: BulkDatabase, objects: Objects, shard: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: BulkDatabase,
+        objects: Objects,
+        shard: int,
+        clock: Clock,
+        *,
+        checked_blobs: bool = True,
+    ) -> None:
         self._database = database
-        self._blobs = BlobFolder(objects, shard, clock)
+        self._blobs = BlobFolder(objects, shard, clock, checked=checked_blobs)
         self._first_id = shard << 32
         self._shard = shard
         self._clock = RootClock.of(clock)
@@ -106,10 +114,15 @@ class BulkShard:
         self._writing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def create(cls, objects: Objects, shard: int, clock: Clock) -> BulkShard:
-        """Begin to fill ``shard``, whose number nobody else has or will get."""
+    async def create(
+        cls, objects: Objects, shard: int, clock: Clock, *, checked_blobs: bool = True
+    ) -> BulkShard:
+        """Begin to fill ``shard``, whose number nobody else has or will get.
+
+        ``checked_blobs`` is for a root whose readers all know that feature (RFC 0004).
+        """
         database = await BulkDatabase.create(objects, f"messages/{shard:05}")
-        return cls(database, objects, shard, clock)
+        return cls(database, objects, shard, clock, checked_blobs=checked_blobs)
 
     @property
     def messages(self) -> int:

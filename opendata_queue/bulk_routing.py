@@ -13,7 +13,7 @@ from opendata_queue.commit_files import Commit, CommitFiles
 from opendata_queue.errors import CorruptStoreError, OdqError
 from opendata_queue.followed_log import FollowedLog
 from opendata_queue.queue_store import QueueStore
-from opendata_queue.routing import Router, published
+from opendata_queue.routing import Router
 from opendata_queue.shard_readers import ShardReaders
 from opendata_queue.tasks import end_tasks
 
@@ -247,9 +247,9 @@ class BulkRouting:
         cursor = router.next_sequence
         if cursor < shard.next_sequence and store.has_queue_made_until(shard.registered_at):
             log = FollowedLog(self._readers, shard.shard)
-            async for chunk in log.scan(cursor):
+            async for chunk in log.chunks(lambda: store.index.headers, cursor):
                 await self._may_route.wait()
-                await router.route([published(entry) for entry in chunk])
+                await router.route_log(chunk)
             if router.next_sequence < shard.next_sequence:
                 raise CorruptStoreError(
                     f"it ends at sequence {router.next_sequence}, and its commit says "

@@ -67,6 +67,7 @@ from opendata_queue.messages import (
     receipts_of,
 )
 from opendata_queue.queue_options import QueueOptions
+from opendata_queue.token_hosts import TokenHosts
 from opendata_queue.wire import MSGPACK, OPERATIONS, ErrorBody, Operation, error_of
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,9 @@ class ClientOptions:
     """How a client reaches its broker. Times are milliseconds."""
 
     token: str | None = None
+    hosts: Sequence[str] | None = None
+    """Where the token may go beside the broker's own host, if a root or a broker says that it is
+    served elsewhere: names, ``*.domain``, addresses and networks (``10.0.0.0/8``)."""
     connections: int = 256
     """At the same time; a claim that waits takes one."""
     connect_timeout_ms: int = 5_000
@@ -155,6 +159,9 @@ class RemoteSystem(AsyncSystem):
         super().__init__()
         self._root = url
         self._find = find
+        self._hosts = TokenHosts(
+            options.hosts, broker=url if find is None else None, token=options.token is not None
+        )
         self._looking = asyncio.Lock()
         self._looked_at_ms: int | None = None
         self.url = ""
@@ -209,6 +216,7 @@ class RemoteSystem(AsyncSystem):
         """Ask another process of the root from now on; false if that is the one that was asked."""
         if address is None or self._urls[operation.name] == (url := _joined(address, operation)):
             return False
+        self._hosts.check(address, said_by=self.url, now_at=self.url)
         self._urls[operation.name] = url
         self._sent_on.add(operation.name)
         return True
@@ -238,6 +246,7 @@ class RemoteSystem(AsyncSystem):
                 return
             _check_url(url)
             if url.rstrip("/") != self.url:
+                self._hosts.check(url, said_by=self._root, now_at=self.url)
                 logger.info("%s is served at %s", self._root, url)
                 self._move_to(url)
 
@@ -423,9 +432,15 @@ class RemoteSystem(AsyncSystem):
     async def failed(
         self, name: str, *, filter: str | None = None, after_id: int = -1, limit: int = 100
     ) -> list[FailedMessage]:
-        asked = wire.ListFailed(queue=name, filter=filter, after_id=after_id, limit=limit)
-        answer: wire.FailedMessages = await self._call("failed", asked)
-        return answer.messages
+        found: list[FailedMessage] = []
+        while True:
+            asked = wire.ListFailed(queue=name, filter=filter, after_id=after_id, limit=limit)
+            answer: wire.FailedMessages = await self._call("failed", asked)
+            found += answer.messages
+            if not answer.more or not answer.messages:
+                return found
+            limit -= len(answer.messages)
+            after_id = answer.messages[-1].message_id
 
     async def replay(
         self,

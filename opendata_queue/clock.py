@@ -56,6 +56,11 @@ def _timeline() -> str | None:
     return f"{boot}-{namespace}"
 
 
+def monotonic_s() -> float:
+    """Seconds that only ever grow, whoever sets the clock: for durations within a process."""
+    return time.monotonic()
+
+
 class SystemClock:
     """The clocks of this machine."""
 

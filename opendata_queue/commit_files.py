@@ -7,8 +7,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from opendata_queue.control_files import parsed, sealed_model
 from opendata_queue.errors import CorruptStoreError, InvalidInputError
 from opendata_queue.shard_files import FIRST_BULK_SHARD, LAST_SHARD
 from opendata_queue.store import Objects
@@ -93,7 +94,7 @@ class CommitFiles:
         the very same commit, which settles it.
         """
         path = _path(commit.job)
-        if await self._objects.create(path, commit.model_dump_json(exclude_none=True).encode()):
+        if await self._objects.create(path, sealed_model(commit, exclude_none=True)):
             return commit
         winner = await self.read(commit.job)
         if winner is None:
@@ -109,10 +110,7 @@ class CommitFiles:
         if data is None:
             return None
         name = self._objects.location.url_of(path)
-        try:
-            commit = Commit.model_validate_json(data)
-        except ValidationError as error:
-            raise CorruptStoreError(f"{name} commits no job: {error.errors()[0]}") from error
+        commit = parsed(Commit, data, name, "commits no job")
         if commit.job != job:
             raise CorruptStoreError(f"{name} commits another job, {commit.job!r}")
         return commit

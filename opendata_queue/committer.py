@@ -181,6 +181,20 @@ class GroupCommitter:
             await self._room.wait()
             self.check_open()
 
+    async def room_beside_callers(self, most_rows: int) -> None:
+        """``room``, but in a commit that has fewer rows than that.
+
+        For what nobody waits for: callers who share a commit with it must not wait for much more
+        than their own rows.
+        """
+        await self.room()
+        while len(self._batch.rows) >= most_rows:
+            self._wanted.set()
+            taken: asyncio.Future[None] = self._loop.create_future()
+            self._batch.starting.append(taken)
+            await taken
+            await self.room()
+
     def commit(self, *, urgent: bool = False, lazy: bool = False) -> asyncio.Future[None]:
         """Ask for the next commit; the future is done when its rows are durable.
 

@@ -24,6 +24,7 @@ from typing import Any, Final, NoReturn, Self, cast
 
 from odq_encodings import MessageMetadata
 from opendata_queue.all_messages import AllMessages
+from opendata_queue.allowance import Allowance, read_within
 from opendata_queue.beside import Beside
 from opendata_queue.browsing import QueueBrowser, Sought
 from opendata_queue.checks import check_integer
@@ -31,6 +32,7 @@ from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.committer import CommitLimits
 from opendata_queue.dead_letters import FAILED_AT_ONCE, DeadLetters
 from opendata_queue.errors import CorruptStoreError, FencedError, InvalidInputError
+from opendata_queue.features import KNOWN_FEATURES
 from opendata_queue.filters import Filter
 from opendata_queue.following import Following
 from opendata_queue.interface import (
@@ -69,16 +71,17 @@ from opendata_queue.shard_files import OWNERS_SHARD
 from opendata_queue.shard_readers import ShardReaders
 from opendata_queue.store import Database, Figure, Objects, StoreSettings
 from opendata_queue.stored_queue import StoredQueue
-from opendata_queue.system import SystemDescriptor, open_root
+from opendata_queue.system import SystemDescriptor, open_root, require_features
 from opendata_queue.tailer import Tailer
 from opendata_queue.tasks import to_its_end
 from opendata_queue.views import (
     failed_message,
+    given_filter,
     history_of,
+    matching_queues,
     peeked,
-    satisfies,
+    satisfying,
     stored,
-    system_fields,
 )
 
 MAX_FAILED_AT_ONCE: Final = 10_000
@@ -216,7 +219,14 @@ class Engine(AsyncSystem):
             name=name,
             lease_ms=owner_lease_ms,
             root=known,
+            opening=True,
         )
+        try:
+            # Now that it is ours: an open that is refused must not lock older releases out.
+            descriptor = await require_features(objects, descriptor, KNOWN_FEATURES)
+        except BaseException:
+            await ownership.release()
+            raise
         # Beside the messages: on S3 each of them takes some twenty requests, one after the other.
         opening_queues = asyncio.create_task(open_queues(objects), name="open the queues")
         try:
@@ -250,7 +260,9 @@ class Engine(AsyncSystem):
             raise
         try:
             # Who was taken over while it opened has fenced its successor, and must give way.
-            await asyncio.gather(ownership.check(), ownership.say_time(partial(said, root)))
+            ownership.say_time(partial(said, root))
+            await ownership.check()
+            await ownership.opened()
         except BaseException:
             await opened.close()
             raise
@@ -300,6 +312,7 @@ class Engine(AsyncSystem):
     # --- publishing and reading -------------------------------------------------------------------
 
     async def publish_many(self, messages: Sequence[NewMessage]) -> list[int]:
+        self._queues.turns.called()
         return await (self._own or await self._no_shard()).publish_many(messages)
 
     async def _no_shard(self) -> NoReturn:
@@ -310,11 +323,25 @@ class Engine(AsyncSystem):
 
         They have no keys of their own; the namespace is that of the first one.
         """
+        self._queues.turns.called()
         return await (self._own or await self._no_shard()).publish_once(messages, key)
 
     async def read_many(self, message_ids: Iterable[int]) -> list[StoredMessage | None]:
+        self._queues.turns.called()
         ids = list(message_ids)
-        found = await self._messages.read_many(ids)
+        return await self._visible(ids, await self._messages.read_many(ids))
+
+    async def read_within(
+        self, message_ids: list[int], within: Allowance
+    ) -> list[StoredMessage | None]:
+        """The first of them, as many as fit."""
+        self._queues.turns.called()
+        found = await read_within(self._messages.read_many, message_ids, within)
+        return await self._visible(message_ids[: len(found)], found)
+
+    async def _visible(
+        self, ids: list[int], found: list[MessageFields | None]
+    ) -> list[StoredMessage | None]:
         for shard in {one >> 32 for one in ids}:
             if not await self._following.is_visible(shard):
                 found = [
@@ -344,7 +371,7 @@ class Engine(AsyncSystem):
         start: Start = "now",
     ) -> QueueInfo:
         check_name(name)
-        parsed = Filter.parse(filter)
+        parsed = await given_filter(filter)
         if options is None:
             options = QueueOptions()
         elif not isinstance(options, QueueOptions):
@@ -360,7 +387,7 @@ class Engine(AsyncSystem):
         check_name(name)
         return await self._create_queue(
             name,
-            Filter.parse(filter),
+            await given_filter(filter),
             QueueOptions(),
             FROM_THE_BEGINNING_MS,
             replayed=self._following.cursors_of_others,
@@ -418,8 +445,9 @@ class Engine(AsyncSystem):
     async def update_queue(
         self, name: str, *, filter: str | None = None, **options: Any
     ) -> QueueInfo:
-        parsed = None if filter is None else Filter.parse(filter)
-        if parsed is not None:
+        parsed = None
+        if filter is not None:
+            parsed = await given_filter(filter, unless=self._queues.queue(name).filter)
             self._queues.queue(name).options.with_changes(options)  # before what takes its time
             # Whatever was published before this call is for the filter that there was then.
             await self._all_is_routed()
@@ -448,6 +476,7 @@ class Engine(AsyncSystem):
         return self._queues.count(namespace)
 
     async def stats(self, name: str) -> QueueStats:
+        self._queues.turns.called()
         self._queues.committer.check_open()
         await self._following.own_is_routed()
         oldest = await self._browser.oldest(name)
@@ -470,26 +499,31 @@ class Engine(AsyncSystem):
 
     # --- looking into queues ----------------------------------------------------------------------
 
-    async def peek(self, name: str, count: int = 1) -> list[PeekedMessage]:
+    async def peek(
+        self, name: str, count: int = 1, *, within: Allowance | None = None
+    ) -> list[PeekedMessage]:
+        self._queues.turns.called()
         check_integer("count", count, 1, MAX_AT_ONCE)
         self._following.check_running()
         await self._following.own_is_routed()
         waiting = await self._browser.peek(name, count)
-        messages = await self._messages.read_many(one.message_id for one in waiting)
+        messages = await self._read([one.message_id for one in waiting], within)
         return [
             peeked(name, one, message)
-            for one, message in zip(waiting, messages, strict=True)
+            for one, message in zip(waiting, messages, strict=within is None)
             if message is not None
         ]
 
     async def browse(
         self, name: str, state: BrowsedState, *, after: str | None = None, limit: int = 100
     ) -> QueuePage:
+        self._queues.turns.called()
         check_integer("limit", limit, 1, MAX_AT_ONCE)
         await self._following.own_is_routed()
         return await self._browser.browse(name, state, after=after, limit=limit)
 
     async def history(self, message_id: int) -> MessageHistory | None:
+        self._queues.turns.called()
         check_integer("message_id", message_id, 0, MAX_MESSAGE_ID)
         if not await self._following.is_visible(message_id >> 32):
             return None
@@ -497,8 +531,7 @@ class Engine(AsyncSystem):
         if about is None or about.message_id != message_id:
             return None
         await self._following.caught_up_with(message_id)
-        system = system_fields(about)
-        matching = [name for name, _ in self._queues.index.route(dict(about.headers), system)]
+        matching = await matching_queues(self._queues.index, about)
         deadline = retention_deadline(about.received_at, about.retention_seconds)
         # Where it is scheduled: later than its end it would never be delivered.
         visible_at = min(about.visible_at, deadline + 1) if deadline else about.visible_at
@@ -517,7 +550,10 @@ class Engine(AsyncSystem):
         consumer: str | None = None,
         lease_ms: int | None = None,
         wait_ms: int = 0,
+        within: Allowance | None = None,
     ) -> list[ClaimedMessage]:
+        """See ``AsyncSystem``. What does not fit ``within`` some bytes is given back at once."""
+        self._queues.turns.called()
         self._following.check_running()
         queue = self._queues.queue(name)
         if queue.replays:
@@ -529,14 +565,22 @@ class Engine(AsyncSystem):
         await self._following.own_is_routed(patient=not queue.state.claimable)
         consumer = self.consumer_id if consumer is None else consumer
         while True:
-            claimed, all_gone = await self._claim_some(queue, count, consumer, lease_ms, wait_ms)
+            claimed, all_gone = await self._claim_some(
+                queue, count, consumer, lease_ms, wait_ms, within
+            )
             if not all_gone:
                 return claimed
             # Others may be behind them, or come while there is time.
             wait_ms = max(0, give_up_at - clock.now_ms())
 
     async def _claim_some(
-        self, queue: StoredQueue, count: int, consumer: str, lease_ms: int | None, wait_ms: int
+        self,
+        queue: StoredQueue,
+        count: int,
+        consumer: str,
+        lease_ms: int | None,
+        wait_ms: int,
+        within: Allowance | None,
     ) -> tuple[list[ClaimedMessage], bool]:
         """What was claimed, and whether there was something, and all of it is gone."""
         name = queue.name
@@ -549,10 +593,13 @@ class Engine(AsyncSystem):
             return [], False
         try:
             # While the claim becomes durable.
-            messages = await self._read_claimed([one.message_id for one in held])
-            claimed, gone, broken = self._claimed(queue, held, messages)
+            messages = await self._read_claimed([one.message_id for one in held], within)
+            fitting = held if within is None else held[: len(messages)]
+            claimed, gone, broken = self._claimed(queue, fitting, messages)
             await durable()
             queue.check()
+            if len(fitting) < len(held):
+                await self._queues.release(name, held[len(fitting) :])
             if gone:  # past their retention, and dropped by the store before us
                 await self._queues.drop_gone(name, gone)
             for claim, error in broken:
@@ -562,21 +609,34 @@ class Engine(AsyncSystem):
         except BaseException:
             self._queues.give_back_unseen(queue, held)
             raise
-        return claimed, len(gone) == len(held)
+        return claimed, 0 < len(gone) == len(fitting)
 
-    async def _read_claimed(self, message_ids: list[int]) -> list[_Read]:
+    async def _read(
+        self, message_ids: list[int], within: Allowance | None
+    ) -> list[MessageFields | None]:
+        """Messages, or the first of them, as many as fit."""
+        if within is None:
+            return await self._messages.read_many(message_ids)
+        return await read_within(self._messages.read_many, message_ids, within)
+
+    async def _read_claimed(self, message_ids: list[int], within: Allowance | None) -> list[_Read]:
         """Messages, none for those that are gone, and what is wrong with broken ones."""
         try:
-            return [*await self._messages.read_many(message_ids)]
+            return [*await self._read(message_ids, within)]
         except CorruptStoreError:
-            return [await self._read_alone(one) for one in message_ids]
-
-    async def _read_alone(self, message_id: int) -> _Read:
-        try:
-            (message,) = await self._messages.read_many([message_id])
-        except CorruptStoreError as error:
-            return error
-        return message
+            if within is not None:
+                within.give_back()
+        found: list[_Read] = []
+        for message_id in message_ids:
+            try:
+                alone = await self._read([message_id], within)
+            except CorruptStoreError as error:
+                found.append(error)
+                continue
+            if not alone:
+                break
+            found += alone
+        return found
 
     def _claimed(
         self, queue: StoredQueue, held: list[Held], messages: list[_Read]
@@ -605,6 +665,7 @@ class Engine(AsyncSystem):
         return claimed, gone, broken
 
     async def ack(self, name: str, *receipts: str | ClaimedMessage) -> list[Outcome]:
+        self._queues.turns.called()
         return await self._queues.ack(name, self._claims(name, receipts))
 
     async def nack(
@@ -614,15 +675,18 @@ class Engine(AsyncSystem):
         error: str = "",
         delay_ms: int | None = None,
     ) -> list[Outcome]:
+        self._queues.turns.called()
         claims = self._claims(name, receipts)
         return await self._queues.nack(name, claims, error=error, delay_ms=delay_ms)
 
     async def release(self, name: str, *receipts: str | ClaimedMessage) -> list[Outcome]:
+        self._queues.turns.called()
         return await self._queues.release(name, self._claims(name, receipts))
 
     async def extend(
         self, name: str, *receipts: str | ClaimedMessage, lease_ms: int | None = None
     ) -> list[int | None]:
+        self._queues.turns.called()
         claims = self._claims(name, receipts)
         return await self._queues.extend(name, claims, lease_ms=lease_ms)
 
@@ -635,18 +699,21 @@ class Engine(AsyncSystem):
     async def failed(
         self, name: str, *, filter: str | None = None, after_id: int = -1, limit: int = 100
     ) -> list[FailedMessage]:
+        self._queues.turns.called()
         check_integer("limit", limit, 1, MAX_AT_ONCE)
         check_integer("after_id", after_id, -1, MAX_MESSAGE_ID)
-        wanted = None if filter is None else Filter.parse(filter)
+        wanted = None if filter is None else await given_filter(filter)
         at_once = limit if wanted is None else FAILED_AT_ONCE
         found: list[FailedMessage] = []
         while len(found) < limit:
             failures = await self._queues.failures(name, after_id=after_id, limit=at_once)
             metadata = await self._messages.metadata(one for one, _ in failures)
-            for message_id, failure in failures:
-                about = metadata.get(message_id)
-                if wanted is None or satisfies(wanted, about):
-                    found.append(failed_message(message_id, failure, about))
+            chosen = set(await satisfying(wanted, (one for one, _ in failures), metadata))
+            found += [
+                failed_message(message_id, failure, metadata.get(message_id))
+                for message_id, failure in failures
+                if message_id in chosen
+            ]
             if len(failures) < at_once:
                 break
             after_id = failures[-1][0]
@@ -682,17 +749,17 @@ class Engine(AsyncSystem):
         *,
         again: bool,
     ) -> list[int]:
+        self._queues.turns.called()
         _check_choice(message_ids, every, filter)
         check_integer("limit", limit, 1, MAX_FAILED_AT_ONCE)
         if message_ids:
             return await self._dead_letters.finish(name, message_ids, again=again)
-        wanted = None if filter is None else Filter.parse(filter)
+        wanted = None if filter is None else await given_filter(filter)
 
         async def chosen(ids: Sequence[int]) -> Sequence[int]:
             if wanted is None:
                 return ids
-            metadata = await self._messages.metadata(ids)
-            return [one for one in ids if satisfies(wanted, metadata.get(one))]
+            return await satisfying(wanted, ids, await self._messages.metadata(ids))
 
         return await self._dead_letters.finish_chosen(name, chosen, again=again, limit=limit)
 
@@ -732,6 +799,13 @@ class Engine(AsyncSystem):
         yield from self._queues.committer.figures()
         yield from self._objects.figures()
         yield from self._beside.figures()
+
+    @property
+    def troubles(self) -> list[str]:
+        """What is wrong, for people, though all is served."""
+        databases = [] if self._own is None else [self._own.database]
+        databases.append(self._queues.database)
+        return [one.trouble for one in databases if one.trouble is not None]
 
     # --- closing ----------------------------------------------------------------------------------
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from odq_encodings import MessageMetadata
 from opendata_queue.errors import OdqError, StoreUnavailableError
+from opendata_queue.metadata_log import Log, LogChunk, Names
 from opendata_queue.shard_readers import ShardReaders, is_not_there
+
+T = TypeVar("T")
 
 
 class FollowedLog:
@@ -20,10 +24,21 @@ class FollowedLog:
         self, from_sequence: int = 0, *, limit: int | None = None
     ) -> AsyncIterator[list[MessageMetadata]]:
         """The entries from ``from_sequence`` on; none while the shard has no database."""
+        async for chunk in self._scan(lambda log: log.scan(from_sequence, limit=limit)):
+            yield chunk
+
+    async def chunks(
+        self, names: Names, from_sequence: int = 0, *, limit: int | None = None
+    ) -> AsyncIterator[LogChunk]:
+        """The same by column."""
+        async for chunk in self._scan(lambda log: log.chunks(names, from_sequence, limit=limit)):
+            yield chunk
+
+    async def _scan(self, begin: Callable[[Log], AsyncIterator[T]]) -> AsyncIterator[T]:
         try:
             async with self._readers.using(self._shard) as reader:
                 try:
-                    async for chunk in reader.log.scan(from_sequence, limit=limit):
+                    async for chunk in begin(reader.log):
                         yield chunk
                 except OdqError:
                     self._readers.renew(self._shard, reader)

@@ -49,6 +49,8 @@ class Following:
             self._own_shard, self.own = own
         self._files = ShardFiles(objects)
         self._live: dict[int, LiveFollower] = {}
+        self._lost: set[int] = set()
+        """Live shards whose files somebody has removed."""
         self._looking = asyncio.Lock()
         self._asked = asyncio.Event()
         self._pace = LookPace(_LOOK_MS, _LOOK_MS)
@@ -59,6 +61,13 @@ class Following:
 
     async def start(self) -> None:
         """Find what is there, and go on looking."""
+        self._lost = set(await self._store.live_shards()) - set(await self._files.live_shards())
+        for shard in sorted(self._lost):
+            logger.error(
+                "%s is missing, and its shard was routed before: it is followed all the same; "
+                "`odq repair` makes the file again",
+                self._files.url_of(shard),
+            )
         await self.look_for_shards()
         self._discovering = asyncio.create_task(self._discover(), name="look for shards")
 
@@ -124,7 +133,7 @@ class Following:
     async def look_for_shards(self) -> None:
         """Follow all live shards that are there now."""
         async with self._looking:
-            numbers = await self._files.live_shards()
+            numbers = sorted({*await self._files.live_shards(), *self._lost})
             if self._own_shard != OWNERS_SHARD:
                 numbers.append(OWNERS_SHARD)
             for shard in numbers:

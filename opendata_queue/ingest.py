@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NoReturn, Self
+from typing import Any, Final, NoReturn, Self
 
 from odq_encodings import MessageMetadata
+from opendata_queue.allowance import Allowance, read_within
 from opendata_queue.beside import Beside
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.errors import FencedError
+from opendata_queue.features import CHECKED_BLOBS, PROVABLE_COMMITS
 from opendata_queue.interface import (
     AsyncSystem,
     BrowsedState,
@@ -22,7 +24,13 @@ from opendata_queue.interface import (
     QueueStats,
     Start,
 )
-from opendata_queue.messages import ClaimedMessage, NewMessage, PeekedMessage, StoredMessage
+from opendata_queue.messages import (
+    ClaimedMessage,
+    MessageFields,
+    NewMessage,
+    PeekedMessage,
+    StoredMessage,
+)
 from opendata_queue.owner_files import DEFAULT_LEASE_MS
 from opendata_queue.ownership import Ownership
 from opendata_queue.queue_options import QueueOptions
@@ -30,8 +38,10 @@ from opendata_queue.roles import queues_are_elsewhere, take_live_shard
 from opendata_queue.root_time import continued_clock, follow_root, last_root_time, said
 from opendata_queue.shard import MessageShard, PublishOptions
 from opendata_queue.store import Figure, Objects, StoreSettings
-from opendata_queue.system import SystemDescriptor, open_root
+from opendata_queue.system import SystemDescriptor, open_root, require_features
 from opendata_queue.views import stored
+
+_NEEDED: Final = frozenset({PROVABLE_COMMITS})
 
 
 class Ingest(AsyncSystem):
@@ -87,9 +97,15 @@ class Ingest(AsyncSystem):
             objects, machine, address=address, name=name, lease_ms=owner_lease_ms, root=known
         )
         try:
+            descriptor = await require_features(objects, descriptor, _NEEDED)
             root = await continued_clock(objects, machine, known, ownership.owner_path)
             shard = await MessageShard.open(
-                objects, number, clock=root, options=options or PublishOptions()
+                objects,
+                number,
+                clock=root,
+                options=options or PublishOptions(),
+                # Not in a root of 0.1, whose owner may be of that release still.
+                checked_blobs=CHECKED_BLOBS in descriptor.features,
             )
         except BaseException:
             await ownership.release()
@@ -97,11 +113,13 @@ class Ingest(AsyncSystem):
         opened = cls(descriptor, objects, number, shard, ownership)
         try:
             # Who was taken over while it opened has fenced its successor, and must give way.
-            await asyncio.gather(ownership.check(), ownership.say_time(partial(said, root)))
+            ownership.say_time(partial(said, root))
+            await ownership.check()
+            await ownership.opened()
         except BaseException:
             await opened.close()
             raise
-        opened.run_beside(follow_root(objects, root, known, ownership.heartbeat_path))
+        opened.run_beside(follow_root(objects, root, known, ownership))
         return opened
 
     # --- publishing and reading -------------------------------------------------------------------
@@ -120,7 +138,16 @@ class Ingest(AsyncSystem):
     async def read_many(self, message_ids: Iterable[int]) -> list[StoredMessage | None]:
         """Messages that were published here; none for those of other shards."""
         ids = list(message_ids)
-        found = await self._shard.read_many(ids)
+        return self._own(ids, await self._shard.read_many(ids))
+
+    async def read_within(
+        self, message_ids: list[int], within: Allowance
+    ) -> list[StoredMessage | None]:
+        """The first of them, as many as fit."""
+        found = await read_within(self._shard.read_many, message_ids, within)
+        return self._own(message_ids[: len(found)], found)
+
+    def _own(self, ids: list[int], found: list[MessageFields | None]) -> list[StoredMessage | None]:
         mine = self.shard_number
         return [stored(m) if one >> 32 == mine else None for one, m in zip(ids, found, strict=True)]
 
@@ -135,6 +162,12 @@ class Ingest(AsyncSystem):
         yield from self._shard.figures()
         yield from self._objects.figures()
         yield from self._beside.figures()
+
+    @property
+    def troubles(self) -> list[str]:
+        """As ``Engine.troubles``."""
+        trouble = self._shard.database.trouble
+        return [] if trouble is None else [trouble]
 
     # --- beside -----------------------------------------------------------------------------------
 

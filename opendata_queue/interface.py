@@ -133,7 +133,10 @@ class MessageHistory:
     visible_at_ms: int
     retention_seconds: int
     consumers: tuple[str, ...]
-    """Who has claimed it, in their order, whichever queue it was."""
+    """Who has claimed it, in their order, whichever queue it was.
+
+    To a token that is not for all namespaces a broker shows those alone who hold it, or have failed
+    with it, in a queue of the token's."""
     entries: tuple[QueueEntry, ...]
     """Where it is in each queue that was found to hold it."""
     queues_left_out: int

@@ -19,6 +19,7 @@ from odq_encodings import BulkShard, MessageMetadata, Replay
 from opendata_queue.errors import StoreUnavailableError
 from opendata_queue.filters import SystemFields
 from opendata_queue.metadata_log import Log
+from opendata_queue.pauses import Pauses
 from opendata_queue.queue_state import Waiting
 from opendata_queue.queue_store import ALL_BULK_SHARDS, QueueStore
 from opendata_queue.routing import received_by, retention_deadline
@@ -174,7 +175,10 @@ class LogReplay:
         entries = await _read(log, start, replay.end_sequence)
         if queue.deleted:
             return
-        self._route(queue, entries, replay.from_time)
+        waiting = await self._matching(queue, entries, replay.from_time)
+        if queue.deleted:
+            return
+        queue.state.route_many(waiting, self._store.clock.now_ms())
         queue.put_replay(shard, replace(replay, next_sequence=_behind(entries, replay)))
         if behind is not None and shard not in queue.replays:
             queue.put_replay(ALL_BULK_SHARDS, behind)
@@ -182,21 +186,29 @@ class LogReplay:
         queue.wake()
         await committer.wait(committer.commit())
 
-    def _route(self, queue: StoredQueue, entries: list[MessageMetadata], from_time: int) -> None:
-        waiting, now = [], self._store.clock.now_ms()
+    async def _matching(
+        self, queue: StoredQueue, entries: list[MessageMetadata], from_time: int
+    ) -> list[Waiting]:
+        """What is for a queue. Others may run meanwhile, and give it another filter: then anew."""
+        filter, pauses = queue.filter, Pauses()
+        waiting: list[Waiting] = []
+        now = self._store.clock.now_ms()
         for entry in entries:
             if entry.received_at < from_time:
                 continue
+            await pauses.pause()
+            if queue.filter is not filter:
+                return await self._matching(queue, entries, from_time)
             system = SystemFields(
                 entry.message_id, entry.created_at, entry.received_at, entry.visible_at
             )
-            priority = queue.filter.priority_if_match(dict(entry.headers), system)
+            priority = filter.priority_if_match(dict(entry.headers), system)
             if priority is None:
                 continue
             received_at, visible_at = received_by(now, entry.received_at, entry.visible_at)
             deadline = retention_deadline(received_at, entry.retention_seconds)
             waiting.append(Waiting(priority, entry.message_id, visible_at, deadline, 0))
-        queue.state.route_many(waiting, now)
+        return waiting
 
 
 def _has_nothing(shard: BulkShard, sweep: Replay) -> bool:

@@ -131,4 +131,4 @@ async def store_blobs(
         return
     stored = await blobs.store_blobs(list(large.values()))
     for message, blob in zip(large, stored, strict=True):
-        message.becomes(blob, UriPayload(uri=blob.path).encode())
+        message.becomes(blob, UriPayload(uri=blob.reference).encode())

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Protocol
 
 from odq_encodings import (
+    EncodingError,
     MessageMetadata,
+    MetadataColumns,
     MetadataFields,
     encode_metadata_log_key,
     encode_metadata_log_keys,
     message_metadata_fields,
     metadata_fields_alike,
 )
-from opendata_queue.store import DatabaseReads
+from opendata_queue.store import DatabaseReads, ScannedRows, read_log
 
 _LAST_SEQUENCE = (1 << 64) - 1
 
 
+Names = Callable[[], Collection[str] | None]
+"""Which headers are wanted at the moment; none for all of them."""
+
+
+class LogChunk:
+    """Some entries of a log, in order, by column."""
+
+    __slots__ = ("_columns", "_names", "_rows")
+
+    def __init__(self, rows: ScannedRows, names: Collection[str] | None) -> None:
+        self._rows = rows
+        self._names = names
+        self._columns = read_log(rows, names)
+
+    def columns(self, names: Collection[str] | None) -> MetadataColumns:
+        """The columns of the entries, those headers left out that nobody wants."""
+        if names != self._names:
+            self._names, self._columns = names, read_log(self._rows, names)
+        return self._columns
+
+
 class Log(Protocol):
     """A log that can be scanned, wherever it is."""
+
+    def chunks(
+        self, names: Names, from_sequence: int = 0, *, limit: int | None = None
+    ) -> AsyncIterator[LogChunk]: ...
 
     def scan(
         self, from_sequence: int = 0, *, limit: int | None = None
@@ -40,6 +67,23 @@ class MetadataLog:
         end = encode_metadata_log_key(_LAST_SEQUENCE)
         async for chunk in self._database.scan(start, end, limit=limit):
             yield [self._decode(key, value) for key, value in chunk]
+
+    async def chunks(
+        self, names: Names, from_sequence: int = 0, *, limit: int | None = None
+    ) -> AsyncIterator[LogChunk]:
+        """``scan`` by column, without an object for any entry."""
+        start = encode_metadata_log_key(from_sequence)
+        end = encode_metadata_log_key(_LAST_SEQUENCE)
+        async for rows in self._database.scan_packed(start, end, limit=limit):
+            if not len(rows):
+                continue
+            try:
+                chunk = LogChunk(rows, names())
+            except EncodingError:
+                for key, value in rows.rows():
+                    self._decode(key, value)  # says which row it is
+                raise
+            yield chunk
 
     async def read_many(self, message_ids: Iterable[int]) -> dict[int, MessageMetadata]:
         """The metadata of those ids that have some."""

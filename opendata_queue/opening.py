@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -42,13 +42,16 @@ async def open_async(
     read_only: bool = False,
     retention: bool = True,
     token: str | None = None,
+    hosts: Sequence[str] | None = None,
 ) -> AsyncSystem:
     """Open the system at ``url``, for use with ``await``.
 
     ``memory:///name``, ``file:///path`` and ``s3://bucket/prefix`` are opened in this process,
     which becomes their one owner; ``OwnedError`` if another process is that already. See
     ``Engine.open`` for the rest. ``http://host:port`` is the system of a broker, which may ask for
-    a ``token``; what is about the store or its owner is not for it.
+    a ``token``; what is about the store or its owner is not for it. If the broker says that another
+    one does what was asked for, the token goes there only if it is on the same host, or one of
+    ``hosts`` (see ``connect_async``).
 
     With ``read_only`` a root is looked at, whoever serves it: ``list_queues``, ``get_queue``,
     ``stats``, ``peek``, ``browse``, ``history``, ``failed`` and ``read`` work, a second behind at
@@ -69,9 +72,10 @@ async def open_async(
             name=name,
             read_only=read_only or None,
         )
-        return await _connect(url, _client_options(url, token), clock)
-    if token is not None:
-        raise InvalidInputError(f"a token is for a broker, and {url!r} is none")
+        return await _connect(url, _client_options(url, token, hosts), clock)
+    if token is not None or hosts is not None:
+        what = "a token is" if token is not None else "hosts are"
+        raise InvalidInputError(f"{what} for a broker, and {url!r} is none")
     _check_process()
     if read_only:
         return await _look_at(
@@ -112,6 +116,7 @@ def open(
     read_only: bool = False,
     retention: bool = True,
     token: str | None = None,
+    hosts: Sequence[str] | None = None,
     timeout_ms: int | None = None,
 ) -> System:
     """Open the system at ``url``, for code that blocks. See ``open_async``."""
@@ -130,6 +135,7 @@ def open(
             read_only=read_only,
             retention=retention,
             token=token,
+            hosts=hosts,
         ),
         timeout_ms,
     )
@@ -139,6 +145,7 @@ async def connect_async(
     url: str,
     *,
     token: str | None = None,
+    hosts: Sequence[str] | None = None,
     options: ClientOptions | None = None,
     settings: StoreSettings | None = None,
     clock: Clock | None = None,
@@ -149,10 +156,15 @@ async def connect_async(
     broker takes over, it is followed. Nothing is owned here, and nothing is made; if nobody serves
     the root it is a ``StoreUnavailableError``. A broker's own URL does as well.
 
+    A file in the store says where that is, and who can write to the store can write one. So a
+    ``token`` is sent to this machine, and to ``hosts``: names, ``*.domain``, addresses, networks
+    (``10.0.0.0/8``), or ``*`` for any; ``https://`` before one means only by TLS. A client that has
+    come by https never goes on by http.
+
     ``options`` are of the client (``opendata_queue.client.ClientOptions``), ``settings`` of the
     store.
     """
-    options = _client_options(url, token, options)
+    options = _client_options(url, token, hosts, options)
     if _is_remote(url):
         _check_remote(settings=settings)
         return await _connect(url, options, clock)
@@ -172,6 +184,7 @@ def connect(
     url: str,
     *,
     token: str | None = None,
+    hosts: Sequence[str] | None = None,
     options: ClientOptions | None = None,
     settings: StoreSettings | None = None,
     clock: Clock | None = None,
@@ -179,7 +192,9 @@ def connect(
 ) -> System:
     """Connect to the broker that serves a root, for code that blocks. See ``connect_async``."""
     return System.opened_by(
-        lambda: connect_async(url, token=token, options=options, settings=settings, clock=clock),
+        lambda: connect_async(
+            url, token=token, hosts=hosts, options=options, settings=settings, clock=clock
+        ),
         timeout_ms,
     )
 
@@ -210,15 +225,19 @@ async def _connect(
 
 
 def _client_options(
-    url: str, token: str | None, options: ClientOptions | None = None
+    url: str,
+    token: str | None,
+    hosts: Sequence[str] | None,
+    options: ClientOptions | None = None,
 ) -> ClientOptions:
     try:
         from opendata_queue.client import ClientOptions
     except ImportError as error:
         raise StoreAccessError(f"{error}: install opendata-queue[client] to reach {url}") from error
-    if options is None:
-        return ClientOptions(token=token)
-    return options if token is None else replace(options, token=token)
+    options = options or ClientOptions()
+    if token is not None:
+        options = replace(options, token=token)
+    return options if hosts is None else replace(options, hosts=hosts)
 
 
 def _check_remote(**given: object) -> None:

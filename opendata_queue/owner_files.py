@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from opendata_queue.errors import StoreUnavailableError
+from opendata_queue.control_files import parsed, sealed_model
+from opendata_queue.errors import CorruptStoreError, StoreUnavailableError
 from opendata_queue.process_identity import ProcessIdentity
 from opendata_queue.store import Location, Objects, StoreKind, StoreSettings
+
+logger = logging.getLogger(__name__)
 
 QUEUES_ROLE: Final = "queues"
 DEFAULT_LEASE_MS: Final = 10_000
 MIN_LEASE_MS: Final = 100
 MAX_LEASE_MS: Final = 600_000
 
+_FOLDER: Final = "owners"
+_MESSAGES_ROLE: Final = re.compile(r"messages-([0-9]{5,10})")
 _OWNER: Final = "json"
 _ALIVE: Final = "alive.json"
 _RELEASED: Final = "released.json"
@@ -31,6 +37,12 @@ M = TypeVar("M", bound=BaseModel)
 def messages_role(shard: int) -> str:
     """The role of whoever writes a live shard."""
     return f"messages-{shard:05}"
+
+
+async def owned_shards(objects: Objects) -> list[int]:
+    """The live shards that have or had an owner, in their order: one list."""
+    found = map(_MESSAGES_ROLE.fullmatch, await objects.folders(_FOLDER))
+    return sorted(int(match[1]) for match in found if match is not None)
 
 
 class RootTime(BaseModel):
@@ -63,6 +75,8 @@ class Owner(BaseModel):
     taken_at: int
     root: RootTime | None = None
     """What it goes by, if it dies before it has said more."""
+    opening: bool = False
+    """It opens databases now, and its first heartbeat that does not say so says that it is done."""
 
     @property
     def process(self) -> ProcessIdentity:
@@ -82,6 +96,7 @@ class Heartbeat(BaseModel):
     count: int
     at: int
     root: RootTime | None = None
+    opening: bool = False
 
 
 class Release(BaseModel):
@@ -113,6 +128,13 @@ class Tenure:
         return 0 if self.heartbeat is None else self.heartbeat.count
 
     @property
+    def is_opening(self) -> bool:
+        """Whether its owner has not come to serve yet, by what it last said."""
+        if self.released or self.owner is None or not self.owner.opening:
+            return False
+        return self.heartbeat is None or self.heartbeat.opening
+
+    @property
     def last_sign_at(self) -> int | None:
         """When its owner last gave a sign of life, by the owner's clock."""
         if self.heartbeat is not None:
@@ -133,7 +155,7 @@ class OwnerFiles:
     def __init__(self, objects: Objects, role: str) -> None:
         self.role = role
         self._objects = objects
-        self._folder = f"owners/{role}"
+        self._folder = f"{_FOLDER}/{role}"
 
     def __str__(self) -> str:
         return f"{self.role} of {self._objects.location}"
@@ -154,8 +176,8 @@ class OwnerFiles:
                 alive = await self._objects.read(self._path(epoch, _ALIVE))
             return Tenure(
                 epoch=epoch,
-                owner=parsed(Owner, owner),
-                heartbeat=parsed(Heartbeat, alive),
+                owner=self._parsed(Owner, owner, epoch, _OWNER),
+                heartbeat=self._parsed(Heartbeat, alive, epoch, _ALIVE),
                 released=_RELEASED in found[epoch],
             )
         raise StoreUnavailableError(f"{self} changes hands faster than it can be read")
@@ -169,19 +191,37 @@ class OwnerFiles:
             file = None
             if kind in found.get(epoch, ()):
                 file = await self._objects.read_dated(self._path(epoch, kind))
-            root = None if file is None else _said(kind, *file)
+            root = None if file is None else self._said(epoch, kind, *file)
             if root is not None:
                 return root
         data = await self._objects.read(self._path(epoch, _OWNER)) if epoch else None
-        owner = parsed(Owner, data)
+        owner = self._parsed(Owner, data, epoch, _OWNER)
         return None if owner is None else owner.root
+
+    def _said(self, epoch: int, kind: str, data: bytes, store_at: int) -> RootTime | None:
+        """What a heartbeat or a release says of the time; none if it is damaged."""
+        said: Release | Heartbeat | None
+        if kind == _RELEASED:
+            said = self._parsed(Release, data, epoch, kind)
+        else:
+            said = self._parsed(Heartbeat, data, epoch, kind)
+        if said is None:
+            return None
+        # Owners of 0.1 went by their machine's clock, and say no more.
+        root = said.root or RootTime(at=said.at, timeline=None, elapsed_ms=0)
+        if root.store_at is not None:
+            return root  # of an owner before it
+        return root.model_copy(update={"store_at": store_at, "wall_at": said.at})
+
+    async def heartbeat(self, epoch: int) -> tuple[Heartbeat, int] | None:
+        """The last one of an epoch, and when the store has seen it; none if it is damaged."""
+        file = await self._objects.read_dated(self._path(epoch, _ALIVE))
+        said = None if file is None else self._parsed(Heartbeat, file[0], epoch, _ALIVE)
+        return None if file is None or said is None else (said, file[1])
 
     def owner_path(self, epoch: int) -> str:
         """Where it says who has an epoch."""
         return self._path(epoch, _OWNER)
-
-    def heartbeat_path(self, epoch: int) -> str:
-        return self._path(epoch, _ALIVE)
 
     async def is_newest(self, epoch: int) -> bool:
         """Whether an epoch is there, and none above it."""
@@ -198,19 +238,25 @@ class OwnerFiles:
         if await self._objects.read(self._path(epoch + 1, _OWNER)) is not None:
             return False
         data = await self._objects.read(self._path(epoch, _OWNER))
-        owner = parsed(Owner, data)
+        owner = self._parsed(Owner, data, epoch, _OWNER)
         return data is not None and (owner is None or owner.holder == holder)
 
     async def create(self, epoch: int, owner: Owner) -> bool:
         """Try to create an epoch; it is won if it is the newest then."""
-        return await self._objects.create(self._path(epoch, _OWNER), _bytes(owner))
+        return await self._objects.create(
+            self._path(epoch, _OWNER), sealed_model(owner, exclude_defaults=True)
+        )
 
     async def beat(self, epoch: int, heartbeat: Heartbeat) -> None:
         # Who is alive after a loss of power beats again: no need to make it last.
-        await self._objects.write(self._path(epoch, _ALIVE), _bytes(heartbeat), sync=False)
+        await self._objects.write(
+            self._path(epoch, _ALIVE), sealed_model(heartbeat, exclude_defaults=True), sync=False
+        )
 
     async def release(self, epoch: int, release: Release) -> None:
-        await self._objects.create(self._path(epoch, _RELEASED), _bytes(release))
+        await self._objects.create(
+            self._path(epoch, _RELEASED), sealed_model(release, exclude_defaults=True)
+        )
 
     async def remove_below(self, epoch: int) -> None:
         """Remove what older epochs have left."""
@@ -225,6 +271,17 @@ class OwnerFiles:
             if (match := _NAME.fullmatch(name)) is not None:
                 found[int(match[1])].add(match[2])
         return found
+
+    def _parsed(self, model: type[M], data: bytes | None, epoch: int, kind: str) -> M | None:
+        """What a file says; none if it is damaged: a root must not be lost for that."""
+        if data is None:
+            return None
+        name = self._objects.location.url_of(self._path(epoch, kind))
+        try:
+            return parsed(model, data, name, f"is no {model.__name__.lower()}")
+        except CorruptStoreError as error:
+            logger.warning("%s", error)
+            return None
 
     def _path(self, epoch: int, kind: str) -> str:
         return f"{self._folder}/{epoch:020}.{kind}"
@@ -254,34 +311,3 @@ async def find_broker(url: str, *, settings: StoreSettings | None = None) -> str
     if location.kind is StoreKind.FILE and not location.folder.is_dir():
         return None
     return await broker_address(Objects.open(url, settings or StoreSettings()))
-
-
-def _said(kind: str, data: bytes, store_at: int) -> RootTime | None:
-    """What a heartbeat or a release says of the time; none if it is damaged."""
-    said: Release | Heartbeat | None
-    said = parsed(Release, data) if kind == _RELEASED else parsed(Heartbeat, data)
-    if said is None:
-        return None
-    # Owners of 0.1 went by their machine's clock, and say no more.
-    root = said.root or RootTime(at=said.at, timeline=None, elapsed_ms=0)
-    if root.store_at is not None:
-        return root  # of an owner before it
-    return root.model_copy(update={"store_at": store_at, "wall_at": said.at})
-
-
-def _bytes(model: Owner | Heartbeat | Release) -> bytes:
-    unsaid = model.root is None or {
-        "store_at": model.root.store_at is None,
-        "wall_at": model.root.wall_at is None,
-    }
-    return model.model_dump_json(exclude={"root": unsaid}).encode()
-
-
-def parsed(model: type[M], data: bytes | None) -> M | None:
-    """What a file says; none if it is damaged: a root must not be lost for that."""
-    if data is None:
-        return None
-    try:
-        return model.model_validate_json(data)
-    except ValidationError:
-        return None

@@ -7,6 +7,7 @@ fenced by accident.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import secrets
@@ -14,7 +15,7 @@ import socket
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from opendata_queue.clock import Clock
 from opendata_queue.errors import (
@@ -52,6 +53,12 @@ _STANDBY_LOOKS_PER_LEASE: Final = 5
 _STANDBY_PAUSE_MS: Final = 2_000
 """The longest: a standby is to serve within the owner's lease and five seconds."""
 _RELEASE_TIMEOUT_MS: Final = 5_000
+_TRIES: Final = 100
+_TURN_LOOK_MS: Final = 100
+_OPENING_PATIENCE_MS: Final = 30_000
+"""How long a taker waits for those that open the root before it, in all."""
+_OPENING_SILENCE_MS: Final = 5_000
+"""The least: a process that opens a root on a busy machine may be late with its heartbeat."""
 _LONGEST_NAME: Final = 255
 
 _held_here: weakref.WeakValueDictionary[str, Ownership] = weakref.WeakValueDictionary()
@@ -117,6 +124,9 @@ class Ownership:
         self._lost: FencedError | None = None
         self._written_at = clock.now_ms()
         self._warned = False
+        self._is_opening = owner.opening
+        self._beating = asyncio.Lock()
+        """Held by a heartbeat: an older one must not be written over a newer."""
         self._loop = asyncio.get_running_loop()
         self._keeping: asyncio.Task[None] | None = None
         self._released = False
@@ -132,23 +142,32 @@ class Ownership:
         address: str | None = None,
         name: str | None = None,
         lease_ms: int = DEFAULT_LEASE_MS,
+        opening: bool = False,
         root: RootTime | None = None,
     ) -> Self:
         """Take roles, all or none; ``OwnedError`` if another process serves one of them.
 
         Where it can't be told whether an owner is alive, this waits for as long as that one's
-        lease, or until it gives a sign of life. With ``takeover=True`` nobody is asked. ``root`` is
-        what is known of the time of the root, for the next one if this one says no more.
+        lease, or until it gives a sign of life. With ``takeover=True`` an owner that serves is not
+        asked. One that is just ``opening`` what it took is waited for: of several that take a root
+        over at once, one comes to serve, and the others are refused.
+
+        With ``opening`` others wait for this process in the same way, until it calls ``opened``.
+        ``root`` is what is known of the time of the root, for the next one if this one says no
+        more.
         """
-        owner = _this_process(clock, address, name, lease_ms)
+        owner = _this_process(clock, address, name, lease_ms, opening=opening)
         owner = owner.model_copy(update={"root": root})
         files = [OwnerFiles(objects, role) for role in roles]
         taken = cls(files, owner, clock)
         _held_here[owner.holder] = taken
         try:
-            befores = await _epochs_before(files, clock, takeover)
-            for one, before in zip(files, befores, strict=True):
-                await taken._take(one, before + 1)
+            if takeover is True:
+                await taken._take_over()
+            else:
+                befores = await _epochs_before(files, clock, takeover)
+                for one, before in zip(files, befores, strict=True):
+                    await taken._take(one, before, exactly=isinstance(takeover, Vacancy))
         except BaseException:
             await taken.release()
             raise
@@ -173,16 +192,13 @@ class Ownership:
         """The file that was created for the first of the roles."""
         return self._files[0].owner_path(self.epochs[self._files[0].role])
 
-    @property
-    def heartbeat_path(self) -> str:
-        """The file of the heartbeats for the first of the roles."""
-        return self._files[0].heartbeat_path(self.epochs[self._files[0].role])
+    async def last_heartbeat(self) -> tuple[Heartbeat, int] | None:
+        """That of the first of the roles, as the store has it, and when it has seen it."""
+        return await self._files[0].heartbeat(self.epochs[self._files[0].role])
 
-    async def say_time(self, root_time: Callable[[], RootTime]) -> None:
-        """Say the time of the root with a heartbeat now, and with all that follow."""
+    def say_time(self, root_time: Callable[[], RootTime]) -> None:
+        """Say the time of the root with all heartbeats from now on."""
         self._root_time = root_time
-        if self._lost is None:
-            await self._beat()
 
     async def release(self) -> None:
         """Give the roles up. What can't be written is logged: others then wait for the lease."""
@@ -202,14 +218,61 @@ class Ownership:
                 "could not say that %s was given up: %s", self.owner, str(error) or "no answer"
             )
 
-    async def _take(self, files: OwnerFiles, epoch: int) -> None:
-        if not await files.create(epoch, self.owner):
-            # Whoever was faster did so just now: there is no need to wait for its heartbeat.
-            raise _refusal(files, await files.newest())
+    async def opened(self) -> None:
+        """Say that this process serves from now on: another one may take over from it."""
+        self._is_opening = False
+        await self._beat()
+
+    async def _take(self, files: OwnerFiles, before: int, *, exactly: bool) -> None:
+        """Take a role after an epoch, or after later ones of owners that are gone."""
+        for _ in range(_TRIES):
+            if await self._create(files, before + 1):
+                return
+            tenure = await files.newest()
+            # Who was faster did so just now: there is no need to wait for its heartbeat. It may
+            # have been ours, given up before it came to its end.
+            if exactly or tenure is None or judge(tenure, self._clock) is not Verdict.GONE:
+                raise _refusal(files, tenure)
+            before = tenure.epoch
+        raise StoreUnavailableError(f"{files} changes hands faster than it can be taken")
+
+    async def _take_over(self) -> None:
+        """Take all roles from those who have them.
+
+        The first role decides. Who holds it takes the others as they are: whoever has them without
+        it is on the way out.
+        """
+        for one in self._files:
+            raced = False
+            for _ in range(_TRIES):
+                if one is self._files[0]:
+                    before = await _epoch_at_turn(one, self._clock, raced=raced)
+                else:
+                    tenure = await one.newest()
+                    before = 0 if tenure is None else tenure.epoch
+                if await self._create(one, before + 1):
+                    break
+                raced = True
+            else:
+                raise StoreUnavailableError(f"{one} changes hands faster than it can be taken")
+
+    async def _create(self, files: OwnerFiles, epoch: int) -> bool:
+        """Try to become the owner with an epoch; false if another process was faster."""
+        creating = asyncio.ensure_future(files.create(epoch, self.owner))
+        try:
+            created = await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            # The store does it all the same: it has to be known, and given up again.
+            with contextlib.suppress(OdqError, TimeoutError):
+                async with asyncio.timeout(_RELEASE_TIMEOUT_MS / 1000):
+                    if await creating:
+                        self.epochs[files.role] = epoch
+            raise
+        if not created:
+            return False
         self.epochs[files.role] = epoch
-        if not await files.is_newest(epoch):
-            # We were so slow that this number had been used, and removed, by others.
-            raise _refusal(files, await files.newest())
+        # Else we were so slow that this number had been used, and removed, by others.
+        return await files.is_newest(epoch)
 
     # --- keeping ----------------------------------------------------------------------------------
 
@@ -231,14 +294,24 @@ class Ownership:
             logger.info("could not remove the files of earlier owners: %s", error)
 
     async def _beat(self) -> None:
+        async with self._beating:
+            await self._beat_now()
+
+    async def _beat_now(self) -> None:
         self._count += 1
         now = self._clock.now_ms()
-        root = self._root_time()
-        heartbeat = Heartbeat(holder=self.owner.holder, count=self._count, at=now, root=root)
+        heartbeat = Heartbeat(
+            holder=self.owner.holder,
+            count=self._count,
+            at=now,
+            opening=self._is_opening,
+            root=self._root_time(),
+        )
         try:
             async with asyncio.timeout(self.owner.lease_ms / 1000):
-                for one in self._files:
-                    await one.beat(self.epochs[one.role], heartbeat)
+                await asyncio.gather(
+                    *(one.beat(self.epochs[one.role], heartbeat) for one in self._files)
+                )
         except (OdqError, TimeoutError) as error:
             silent_ms = self._clock.now_ms() - self._written_at
             if silent_ms > self.owner.lease_ms and not self._warned:
@@ -260,11 +333,13 @@ class Ownership:
             logger.info("could not look for other owners: %s", str(error) or "no answer")
 
     async def _look_for_others(self) -> None:
-        for one in self._files:
-            if self._lost is not None:
-                return
-            if not await one.is_held(self.epochs[one.role], self.owner.holder):
-                self._step_down(one)
+        holder = self.owner.holder
+        held = await asyncio.gather(
+            *(one.is_held(self.epochs[one.role], holder) for one in self._files)
+        )
+        lost = [one for one, is_held in zip(self._files, held, strict=True) if not is_held]
+        if lost and self._lost is None:
+            self._step_down(lost[0])
 
     def _step_down(self, files: OwnerFiles) -> None:
         self._lost = FencedError(f"another process has taken over {files}")
@@ -340,6 +415,13 @@ class _Watch:
         pause_ms = min(self.lease_ms // _STANDBY_LOOKS_PER_LEASE, _STANDBY_PAUSE_MS)
         return min(pause_ms, self.lease_ms - self._silent_ms)
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether it is about to serve, and may be waited for."""
+        if self.tenure is None or not self.tenure.is_opening or self.verdict is Verdict.GONE:
+            return False
+        return self._silent_ms < max(self.lease_ms, _OPENING_SILENCE_MS)
+
     def waited(self, milliseconds: int) -> None:
         self._silent_ms += milliseconds
 
@@ -365,8 +447,27 @@ class _Watch:
         return (self.tenure.epoch, self.tenure.count) != (before.epoch, before.count)
 
 
+async def _epoch_at_turn(files: OwnerFiles, clock: Clock, *, raced: bool) -> int:
+    """The epoch after which a role may be taken over, when no other process is about to serve.
+
+    ``OwnedError`` if one has come to serve since this call began, or ``raced`` with it.
+    """
+    watch = _Watch(files, clock)
+    await watch.look()
+    waited_ms = 0
+    while watch.is_opening and waited_ms < _OPENING_PATIENCE_MS:
+        raced = True
+        await clock.wait_until(clock.now_ms() + _TURN_LOOK_MS)
+        waited_ms += _TURN_LOOK_MS
+        watch.waited(_TURN_LOOK_MS)
+        await watch.look()
+    if raced and not watch.is_opening and not watch.is_vacant:
+        raise _refusal(files, watch.tenure, "has just been taken over by")
+    return watch.epoch
+
+
 async def _epochs_before(
-    files: Sequence[OwnerFiles], clock: Clock, takeover: bool | Vacancy
+    files: Sequence[OwnerFiles], clock: Clock, takeover: Literal[False] | Vacancy
 ) -> list[int]:
     """The epochs after which roles may be taken. An owner of several is waited for once."""
     judging = [asyncio.create_task(_epoch_before(one, clock, takeover)) for one in files]
@@ -379,7 +480,7 @@ async def _epochs_before(
                 one.exception()  # seen: the first one is raised
 
 
-async def _epoch_before(files: OwnerFiles, clock: Clock, takeover: bool | Vacancy) -> int:
+async def _epoch_before(files: OwnerFiles, clock: Clock, takeover: Literal[False] | Vacancy) -> int:
     """The epoch after which a role may be taken."""
     if isinstance(takeover, Vacancy):
         if files.role not in takeover.epochs:
@@ -388,7 +489,7 @@ async def _epoch_before(files: OwnerFiles, clock: Clock, takeover: bool | Vacanc
     tenure = await files.newest()
     if tenure is None:
         return 0
-    verdict = Verdict.GONE if takeover else judge(tenure, clock)
+    verdict = judge(tenure, clock)
     if verdict is Verdict.ALIVE:
         raise _refusal(files, tenure)
     if verdict is Verdict.UNKNOWN:
@@ -402,13 +503,13 @@ async def _epoch_before(files: OwnerFiles, clock: Clock, takeover: bool | Vacanc
     return tenure.epoch
 
 
-def _refusal(files: OwnerFiles, tenure: Tenure | None) -> OwnedError:
+def _refusal(files: OwnerFiles, tenure: Tenure | None, how: str = "is served by") -> OwnedError:
     owner = None if tenure is None else tenure.owner
     if owner is None:
         return OwnedError(f"{files} was taken by another process: look who serves it")
     advice = f"connect to {owner.address}" if owner.address else "use it there"
     return OwnedError(
-        f"{files} is served by {owner}: {advice}, stop it, or take it over "
+        f"{files} {how} {owner}: {advice}, stop it, or take it over "
         "(takeover=True, odq serve --takeover)",
         host=owner.host,
         pid=owner.pid,
@@ -417,7 +518,9 @@ def _refusal(files: OwnerFiles, tenure: Tenure | None) -> OwnedError:
     )
 
 
-def _this_process(clock: Clock, address: str | None, name: str | None, lease_ms: int) -> Owner:
+def _this_process(
+    clock: Clock, address: str | None, name: str | None, lease_ms: int, *, opening: bool
+) -> Owner:
     if not isinstance(lease_ms, int) or not MIN_LEASE_MS <= lease_ms <= MAX_LEASE_MS:
         raise InvalidInputError(
             f"owner_lease_ms is {lease_ms!r}, not within {MIN_LEASE_MS} to {MAX_LEASE_MS}"
@@ -437,4 +540,5 @@ def _this_process(clock: Clock, address: str | None, name: str | None, lease_ms:
         address=address,
         lease_ms=lease_ms,
         taken_at=clock.now_ms(),
+        opening=opening,
     )

@@ -45,11 +45,12 @@ from opendata_queue.queue_options import QueueOptions, check_name
 from opendata_queue.queue_removal import delete_rows, purge
 from opendata_queue.queue_state import Claim, Held, Waiting
 from opendata_queue.root_clock import RootClock
-from opendata_queue.shard_files import is_bulk
+from opendata_queue.shard_files import FIRST_BULK_SHARD, OWNERS_SHARD, is_bulk
 from opendata_queue.store import Database, Objects, Rows
 from opendata_queue.stored_queue import StoredQueue, consumers_of, failures_in
 from opendata_queue.sweeper import Sweeper
 from opendata_queue.tasks import end_tasks
+from opendata_queue.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,8 @@ class QueueStore:
         self.committer = GroupCommitter(database, limits, self._prepare, self._wake_everybody)
         self.ledger = AttemptsLedger(database)
         self.bulk = BulkRegistry(database, self.committer)
+        self.turns = Turns()
+        """Of all that is done in the background."""
         self._administering = asyncio.Lock()
         self._refills: set[asyncio.Task[None]] = set()
         self.on_refill: Callable[[list[int]], None] | None = None
@@ -412,6 +415,15 @@ class QueueStore:
         if value is None:
             return None
         return self._database.decode(Cursor.decode, key, value).next_sequence
+
+    async def live_shards(self) -> list[int]:
+        """The live shards that were routed before, but for that of the owner."""
+        span = _cursor_key(OWNERS_SHARD + 1), _cursor_key(FIRST_BULK_SHARD)
+        return [
+            self._database.decode(CursorKey.decode, key, key).shard
+            async for rows in self._database.scan(*span)
+            for key, _ in rows
+        ]
 
     def put_cursor(self, shard: int, next_sequence: int) -> None:
         cursor = Cursor.layout.pack_trusted("Cursor", next_sequence)

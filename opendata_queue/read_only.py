@@ -54,10 +54,10 @@ from opendata_queue.system import SystemDescriptor, read_root
 from opendata_queue.views import (
     failed_message,
     history_of,
+    matching_queues,
     peeked,
-    satisfies,
+    satisfying,
     stored,
-    system_fields,
 )
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ class ReadOnlySystem(AsyncSystem):
         filters = await look.filters()
         for name, filter in filters.items():
             index.add(name, filter)
-        matching = [name for name, _ in index.route(dict(about.headers), system_fields(about))]
+        matching = await matching_queues(index, about)
         others = [name for name in filters if name not in set(matching)]
         looked_at = [*matching, *others][:MAX_HISTORY_QUEUES]
         await look.load(*looked_at)
@@ -195,7 +195,7 @@ class ReadOnlySystem(AsyncSystem):
     ) -> list[FailedMessage]:
         check_integer("limit", limit, 1, MAX_AT_ONCE)
         check_integer("after_id", after_id, -1, MAX_MESSAGE_ID)
-        wanted = None if filter is None else Filter.parse(filter)
+        wanted = None if filter is None else Filter.given(filter)
         return await self._twice(lambda: self._failed(name, wanted, after_id, limit))
 
     async def _failed(
@@ -207,10 +207,12 @@ class ReadOnlySystem(AsyncSystem):
         while len(found) < limit:
             failures = await look.failures(name, after_id=after_id, limit=at_once)
             metadata = await self._metadata(one for one, _ in failures)
-            for message_id, failure in failures:
-                about = metadata.get(message_id)
-                if wanted is None or satisfies(wanted, about):
-                    found.append(failed_message(message_id, failure, about))
+            chosen = set(await satisfying(wanted, (one for one, _ in failures), metadata))
+            found += [
+                failed_message(message_id, failure, metadata.get(message_id))
+                for message_id, failure in failures
+                if message_id in chosen
+            ]
             if len(failures) < at_once:
                 break
             after_id = failures[-1][0]

@@ -10,7 +10,14 @@ from typing import Final
 
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.errors import OdqError, OtherRoleError, OwnedError, StoreUnavailableError
-from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles, RootTime, Tenure, messages_role
+from opendata_queue.owner_files import (
+    QUEUES_ROLE,
+    OwnerFiles,
+    RootTime,
+    Tenure,
+    messages_role,
+    owned_shards,
+)
 from opendata_queue.ownership import Ownership, Vacancy, Verdict, judge, wait_until_silent
 from opendata_queue.shard_files import ShardFiles
 from opendata_queue.store import Objects
@@ -155,8 +162,9 @@ async def _publisher_address(objects: Objects, clock: Clock) -> str | None:
 
 
 async def _shards_to_publish_to(objects: Objects) -> list[int]:
+    """Those that have had an owner: a client may read nothing but ``owners/``."""
     try:
-        return [0, *(await ShardFiles(objects).live_shards())[:_PUBLISHERS_LOOKED_AT]]
+        return (await owned_shards(objects))[:_PUBLISHERS_LOOKED_AT]
     except OdqError as error:
         logger.info("could not look for live shards: %s", error)
         return [0]

@@ -8,7 +8,8 @@ from typing import Final
 
 from opendata_queue.clock import Clock
 from opendata_queue.errors import OdqError
-from opendata_queue.owner_files import QUEUES_ROLE, Heartbeat, OwnerFiles, RootTime, parsed
+from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles, RootTime
+from opendata_queue.ownership import Ownership
 from opendata_queue.root_clock import RootClock
 from opendata_queue.store import Objects
 
@@ -69,7 +70,7 @@ def root_now_ms(known: RootTime | None, machine: Clock, seen: Dated | None) -> i
 
 
 async def follow_root(
-    objects: Objects, clock: RootClock, known: RootTime | None, heartbeat_path: str
+    objects: Objects, clock: RootClock, known: RootTime | None, ownership: Ownership
 ) -> None:
     """Let the clock of a process that only publishes agree with that of the root, from now on."""
     machine = clock.machine
@@ -78,7 +79,7 @@ async def follow_root(
         await machine.wait_until(machine.now_ms() + FOLLOWED_EVERY_MS)
         try:
             first, known = known is None, await last_root_time(objects)
-            seen = await _last_heartbeat(objects, heartbeat_path)
+            seen = await _last_heartbeat(ownership)
         except OdqError as error:
             logger.info("could not compare the clock with that of the root: %s", error)
             continue
@@ -89,13 +90,12 @@ async def follow_root(
             clock.follow(now_ms - machine.now_ms())
 
 
-async def _last_heartbeat(objects: Objects, path: str) -> Dated | None:
+async def _last_heartbeat(ownership: Ownership) -> Dated | None:
     """When the store has seen the last heartbeat of this process."""
-    found = await objects.read_dated(path)
-    said = None if found is None else parsed(Heartbeat, found[0])
-    if found is None or said is None or said.root is None:
+    found = await ownership.last_heartbeat()
+    if found is None or found[0].root is None:
         return None
-    return Dated(store_ms=found[1], elapsed_ns=said.root.elapsed_ms * 1_000_000)
+    return Dated(store_ms=found[1], elapsed_ns=found[0].root.elapsed_ms * 1_000_000)
 
 
 async def reading_clock(objects: Objects, machine: Clock) -> RootClock:

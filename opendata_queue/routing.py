@@ -7,20 +7,35 @@ repeats nothing and skips nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
-from typing import Final
+from typing import Final, NamedTuple
 
-from odq_encodings import MessageMetadata
+from odq_encodings import MetadataColumns, decode_headers
 from opendata_queue.filters import SystemFields
 from opendata_queue.messages import Published
+from opendata_queue.metadata_log import LogChunk
 from opendata_queue.queue_state import Waiting, new_tuple
 from opendata_queue.queue_store import QueueStore
 from opendata_queue.stored_queue import StoredQueue
+from opendata_queue.turns import Turn
 
-_PLACES_AT_ONCE: Final = 5_000
-"""Into how many queues, all messages together, is routed before others get a turn."""
+_PLACES_AT_FIRST: Final = 128
+_PLACES_AT_LEAST: Final = 16
+_PLACES_AT_MOST: Final = 4_096
+"""Into how many queues, all messages together, is routed before the clock is asked. It follows what
+that takes: a good part of a turn, and never all of it."""
+_ROWS_BESIDE_CALLERS: Final = 1_000
+"""How many rows a commit has to which no more are added while callers are about to join it."""
 _MAX_TIME_MS: Final = (1 << 63) - 1
+_KNOWN_AT_MOST: Final = 4_096
+_NO_FIELDS: Final = SystemFields(0, 0, 0, 0)
+
+_Places = tuple[tuple[StoredQueue, int], ...]
+"""Where a message goes, and with which priority."""
+_Routed = dict[str, tuple[StoredQueue, list[Waiting]]]
+"""What goes into queues, by their names."""
 
 
 def retention_deadline(received_at: int, retention_seconds: int) -> int:
@@ -41,18 +56,6 @@ def received_by(now: int, received_at: int, visible_at: int) -> tuple[int, int]:
     return now, visible_at - (received_at - now)
 
 
-def published(entry: MessageMetadata) -> Published:
-    """What is routed, of an entry of the log."""
-    return Published(
-        entry.message_id,
-        entry.created_at,
-        entry.received_at,
-        entry.visible_at,
-        entry.retention_seconds,
-        dict(entry.headers),
-    )
-
-
 def _alike_until(messages: Sequence[Published], first: int) -> int:
     """Behind the last message that has the headers of the first, and so has all in between."""
     headers = messages[first].headers
@@ -63,24 +66,43 @@ def _alike_until(messages: Sequence[Published], first: int) -> int:
     return len(messages)
 
 
-def _put_together(
-    messages: Sequence[Published], places: Sequence[tuple[int, list[Waiting]]], now: int
-) -> None:
+class _Columns(NamedTuple):
+    """What is put into queues of messages that follow each other."""
+
+    ids: Sequence[int]
+    received: Sequence[int]
+    visible: Sequence[int]
+    retentions: Sequence[int]
+
+    def received_by(self, now: int) -> _Columns:
+        """By the root's clock, where another one was ahead."""
+        if max(self.received, default=now) <= now:
+            return self
+        received, visible = zip(
+            *map(received_by, repeat(now), self.received, self.visible), strict=True
+        )
+        return self._replace(received=received, visible=visible)
+
+    def until(self, count: int) -> _Columns:
+        """The first ones of them."""
+        if count >= len(self.ids):
+            return self
+        return _Columns(*[column[:count] for column in self])
+
+    def deadlines(self) -> Iterable[int]:
+        if not any(self.retentions):
+            return repeat(0)
+        return [*map(retention_deadline, self.received, self.retentions)]
+
+
+def _put_together(columns: _Columns, places: _Places, routed: _Routed) -> None:
     """Add messages to what waits in each of the places, with its priority, by column."""
-    if len(messages) == 1:
-        ((message_id, _, received_at, visible_at, retention, _),) = messages
-        received_at, visible_at = received_by(now, received_at, visible_at)
-        deadline = retention_deadline(received_at, retention)
-        for priority, waiting in places:
-            waiting.append(new_tuple(Waiting, (priority, message_id, visible_at, deadline, 0)))
-        return
-    ids, _, received, visible, retentions, _ = zip(*messages, strict=True)
-    if max(received) > now:
-        both = map(received_by, repeat(now), received, visible)
-        received, visible = zip(*both, strict=True)
-    deadlines = [*map(retention_deadline, received, retentions)] if any(retentions) else repeat(0)
-    for priority, waiting in places:
-        fields = zip(repeat(priority), ids, visible, deadlines, repeat(0), strict=False)
+    deadlines = columns.deadlines()
+    for queue, priority in places:
+        _, waiting = routed.get(queue.name) or routed.setdefault(queue.name, (queue, []))
+        fields = zip(
+            repeat(priority), columns.ids, columns.visible, deadlines, repeat(0), strict=False
+        )
         waiting.extend(map(new_tuple, repeat(Waiting), fields))
 
 
@@ -107,6 +129,11 @@ class Router:
         self.next_sequence = next_sequence
         self._always_remember = always_remember
         self._made_until_ms = made_until_ms
+        self._places_at_once = _PLACES_AT_FIRST
+        self._known_version = -1
+        self._known: dict[bytes, _Places] = {}
+        """Where messages go, by their headers, as long as no filter has changed."""
+        self._same: dict[_Places, _Places] = {}
 
     def pass_by(self, last_id: int) -> None:
         """Take note that there was nobody to route messages to, up to the last one of them."""
@@ -115,71 +142,181 @@ class Router:
     async def route(
         self, messages: Sequence[Published], *, on_batch: Callable[[], None] | None = None
     ) -> None:
-        """Route messages in as many batches as it takes: each may go into many queues."""
-        done = 0
+        """Route messages that callers wait for, in as many batches as it takes."""
+        done, step = 0, partial(self._route, messages)
+        ids = [message[0] for message in messages]
         while done < len(messages):
             await self.store.committer.room()
-            done += self._route(messages[done:] if done else messages)
+            done = self._route_for(self.store.turns.of_a_caller(), step, ids, done)
             if on_batch is not None:
                 on_batch()
             if done < len(messages):
                 await asyncio.sleep(0)
 
-    def _route(self, messages: Sequence[Published]) -> int:
-        """Route what was not routed yet, and move the cursor, in the batch that gathers.
+    async def route_log(
+        self, chunk: LogChunk, *, on_batch: Callable[[], None] | None = None
+    ) -> None:
+        """Route what nobody waits for, by column and in turns: callers go first."""
+        done, index = 0, self.store.index
+        ids = chunk.columns(index.headers).message_ids
+        while done < len(ids):
+            async with self.store.turns.turn() as turn:
+                await self._room(turn)
+                # A filter may have come meanwhile that wants other headers.
+                columns = chunk.columns(index.headers)
+                step = partial(self._route_columns, columns)
+                done = self._route_for(turn, step, columns.message_ids, done)
+            if on_batch is not None:
+                on_batch()
 
-        Returns how many messages it has looked at: not all, if they went into many queues.
+    async def _room(self, turn: Turn) -> None:
+        """Begin a turn when there is room for its rows."""
+        if turn.leaves_room:
+            await self.store.committer.room_beside_callers(_ROWS_BESIDE_CALLERS)
+        else:
+            await self.store.committer.room()
+        turn.begin()
+
+    def _route_for(
+        self, turn: Turn, step: Callable[[int], int], ids: Sequence[int], first: int
+    ) -> int:
+        """Route for a turn from a place on, and move the cursor, in the batch that gathers.
+
+        ``step`` routes some messages from a place on, and so does this: both return the place
+        behind them.
         """
-        store = self.store
-        if not len(store.index):
+        if not len(self.store.index):
             # The first queue starts where we are then.
-            self.pass_by(messages[-1].message_id)
+            self.pass_by(ids[-1])
             if self._always_remember:
                 self._remember()
-            return len(messages)
-        now = store.clock.now_ms()
-        routed: dict[str, tuple[StoredQueue, list[Waiting]]] = {}
-        looked_at = self._routed_before(messages)
-        count = 0
-        while looked_at < len(messages) and count < _PLACES_AT_ONCE:
-            behind = looked_at + 1
-            if not store.index.asks_for_system_fields:
-                behind = _alike_until(messages, looked_at)
-            places = self._places(messages[looked_at], routed)
+            return len(ids)
+        place = self._routed_before(ids, first)
+        before_s = turn.took_s
+        try:
+            while place < len(ids):
+                place = step(place)
+                self.next_sequence = (ids[place - 1] & 0xFFFF_FFFF) + 1
+                now_s = turn.took_s
+                self._adapt(turn, now_s - before_s)
+                before_s = now_s
+                if turn.is_over:
+                    break
+        finally:
+            self._remember()
+        return place
+
+    def _adapt(self, turn: Turn, took_s: float) -> None:
+        """Take more at once where that takes little of a turn, and less where it takes much."""
+        if took_s > turn.length_s / 2:
+            self._places_at_once = max(self._places_at_once // 2, _PLACES_AT_LEAST)
+        elif took_s < turn.length_s / 8:
+            self._places_at_once = min(self._places_at_once * 2, _PLACES_AT_MOST)
+
+    def _route(self, messages: Sequence[Published], first: int) -> int:
+        """Route some messages from a place on; returns the place behind them."""
+        routed: _Routed = {}
+        place, looks, count, most = first, 0, 0, self._places_at_once
+        by_headers = not self.store.index.asks_for_system_fields
+        now = self.store.clock.now_ms()
+        while place < len(messages) and max(looks, count) < most:
+            behind = _alike_until(messages, place) if by_headers else place + 1
+            message = messages[place]
+            places = self._places(message.headers, SystemFields(*message[:4]))
             if places:
-                behind = min(behind, looked_at + -(-(_PLACES_AT_ONCE - count) // len(places)))
-                count += len(places) * (behind - looked_at)
-                _put_together(messages[looked_at:behind], places, now)
-            looked_at = behind
-            self.next_sequence = (messages[behind - 1].message_id & 0xFFFF_FFFF) + 1
+                behind = min(behind, place + -(-(most - count) // len(places)))
+                count += len(places) * (behind - place)
+                ids, _, received, visible, retentions, _ = zip(*messages[place:behind], strict=True)
+                columns = _Columns(ids, received, visible, retentions).received_by(now)
+                _put_together(columns, places, routed)
+            place = behind
+            looks += 1
+        self._take_in(routed)
+        return place
+
+    def _route_columns(self, log: MetadataColumns, first: int) -> int:
+        """The same with messages that are given by column."""
+        routed: _Routed = {}
+        some = slice(first, first + self._places_at_once)
+        kinds = log.kinds[some]
+        columns = _Columns(
+            log.message_ids[some],
+            log.received_at[some],
+            log.visible_at[some],
+            log.retention_seconds[some],
+        )
+        if self.store.index.asks_for_system_fields:
+            fields = zip(
+                columns.ids, log.created_at[some], columns.received, columns.visible, strict=True
+            )
+            headers = {kind: decode_headers(log.headers[kind]) for kind in set(kinds)}
+            found = [
+                self._places(headers[kind], SystemFields(*its))
+                for kind, its in zip(kinds, fields, strict=True)
+            ]
+        else:
+            by_kind = {kind: self._places_of(log.headers[kind]) for kind in set(kinds)}
+            found = [*map(by_kind.__getitem__, kinds)]
+        columns = columns.received_by(self.store.clock.now_ms())
+        count = self._put_each(columns, found, routed)
+        self._take_in(routed)
+        return first + count
+
+    def _put_each(self, columns: _Columns, found: Sequence[_Places], routed: _Routed) -> int:
+        """Add messages to what waits in the places that were found for each; how many these are.
+
+        Not all, if they go into many queues.
+        """
+        most, count = self._places_at_once, 0
+        if found.count(found[0]) == len(found):  # all go the same way, most often
+            behind = -(-most // max(1, len(found[0])))
+            _put_together(columns.until(behind), found[0], routed)
+            return min(behind, len(found))
+        fields = zip(columns.ids, columns.visible, columns.deadlines(), strict=False)
+        for place, (message_id, visible, deadline) in enumerate(fields):
+            for queue, priority in found[place]:
+                _, waiting = routed.get(queue.name) or routed.setdefault(queue.name, (queue, []))
+                waiting.append(new_tuple(Waiting, (priority, message_id, visible, deadline, 0)))
+            count += len(found[place])
+            if count >= most:
+                return place + 1
+        return len(found)
+
+    def _take_in(self, routed: _Routed) -> None:
+        """Let queues have what goes into them."""
+        now = self.store.clock.now_ms()
         for queue, waiting in routed.values():
             queue.state.route_many(waiting, now)
             queue.changed()
             queue.wake()
-        self._remember()
-        return looked_at
 
-    def _routed_before(self, messages: Sequence[Published]) -> int:
-        """How many of them, at the front, were scanned before they were handed over."""
-        for count, message in enumerate(messages):
-            if message.message_id & 0xFFFF_FFFF >= self.next_sequence:
-                return count
-        return len(messages)
+    def _routed_before(self, ids: Sequence[int], first: int) -> int:
+        """The place of the first one, from a place on, that was not routed yet.
 
-    def _places(
-        self, message: Published, routed: dict[str, tuple[StoredQueue, list[Waiting]]]
-    ) -> list[tuple[int, list[Waiting]]]:
-        """Where a message goes: with which priority, and what goes there together with it."""
-        store = self.store
-        places = []
-        for name, priority in store.index.route(message.headers, SystemFields(*message[:4])):
-            if name not in routed:
-                queue = store.queue(name)
-                if queue.created_at_ms > self._made_until_ms:
-                    continue
-                routed[name] = queue, []
-            places.append((priority, routed[name][1]))
+        Some may have been scanned before they were handed over.
+        """
+        for place in range(first, len(ids)):
+            if ids[place] & 0xFFFF_FFFF >= self.next_sequence:
+                return place
+        return len(ids)
+
+    def _places_of(self, encoded: bytes) -> _Places:
+        """Where messages with these headers go, if no filter looks at anything else of them."""
+        if self._known_version != self.store.index.version or len(self._known) >= _KNOWN_AT_MOST:
+            self._known_version = self.store.index.version
+            self._known, self._same = {}, {}
+        places = self._known.get(encoded)
+        if places is None:
+            places = self._places(decode_headers(encoded), _NO_FIELDS)
+            # One object for all that go the same way: then they are found to be equal at once.
+            places = self._known[encoded] = self._same.setdefault(places, places)
         return places
+
+    def _places(self, headers: Mapping[str, str], fields: SystemFields) -> _Places:
+        """Where a message goes, and with which priority."""
+        found = self.store.index.route(headers, fields)
+        places = [(self.store.queue(name), priority) for name, priority in found]
+        return tuple([one for one in places if one[0].created_at_ms <= self._made_until_ms])
 
     def _remember(self) -> None:
         self.store.put_cursor(self.shard, self.next_sequence)

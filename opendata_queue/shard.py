@@ -16,6 +16,7 @@ from odq_encodings import (
     IdempotencyRecord,
     UriPayload,
 )
+from opendata_queue.allowance import Allowance
 from opendata_queue.checks import check_integer
 from opendata_queue.clock import Clock
 from opendata_queue.committer import CommitLimits, GroupCommitter
@@ -94,6 +95,7 @@ class MessageShard:
         shard: int,
         clock: Clock,
         options: PublishOptions,
+        checked_blobs: bool = True,
     ) -> None:
         self._database = database
         self.objects = objects
@@ -107,7 +109,7 @@ class MessageShard:
         # The engine's clock and SlateDB's may disagree; rows must not go before the engine says so.
         self._ttl_grace_ms = objects.settings.ttl_grace_ms
         self._keys = IdempotencyKeys(database, clock)
-        self._stored = StoredMessages(database, objects, shard, clock)
+        self._stored = StoredMessages(database, objects, shard, clock, checked_blobs=checked_blobs)
         self.payloads = self._stored.payloads
         self.recent = RecentMessages(options.recent_bytes)
         self.ahead = ReadAhead(self._read_without_blobs, options.ahead_bytes)
@@ -125,8 +127,11 @@ class MessageShard:
         clock: Clock,
         options: PublishOptions,
         journaled: bool = False,
+        checked_blobs: bool = True,
     ) -> MessageShard:
         """Become the writer of ``shard``; whoever was it before is fenced.
+
+        ``checked_blobs`` is for a root whose readers all know that feature (RFC 0004).
 
         One that other processes follow must not be ``journaled``: they would see less than was
         acknowledged.
@@ -137,7 +142,15 @@ class MessageShard:
         except BaseException:
             await database.close()
             raise
-        return cls(database, objects, sequences, shard=shard, clock=clock, options=options)
+        return cls(
+            database,
+            objects,
+            sequences,
+            shard=shard,
+            clock=clock,
+            options=options,
+            checked_blobs=checked_blobs,
+        )
 
     @property
     def next_id(self) -> int:
@@ -214,10 +227,13 @@ class MessageShard:
                 f"could not look up the idempotency key within {timeout_ms} ms"
             ) from None
 
-    async def read_many(self, message_ids: Iterable[int]) -> list[MessageFields | None]:
+    async def read_many(
+        self, message_ids: Iterable[int], allowance: Allowance | None = None
+    ) -> list[MessageFields | None]:
         """Messages by their ids, in their order; none for an id that has none, or had one.
 
-        A message is gone when its retention is over, whether or not its space is freed.
+        A message is gone when its retention is over, whether or not its space is freed. One that
+        ``allowance`` does not admit is none, too.
         """
         self._committer.check_open()
         ids = list(message_ids)
@@ -229,7 +245,8 @@ class MessageShard:
             together = zip(ids, found, strict=True)
             missing = list(dict.fromkeys(one for one, message in together if message is None))
             read = await self.ahead.take(missing)
-            read |= await self._stored.read([one for one in missing if one not in read])
+            missing = [one for one in missing if one not in read]
+            read |= await self._stored.read(missing, allowance=allowance)
             found = [message or read.get(one) for one, message in zip(ids, found, strict=True)]
         now_ms = self.clock.now_ms()
         return [

@@ -7,8 +7,9 @@ import re
 import secrets
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from opendata_queue.control_files import parsed, sealed_model
 from opendata_queue.errors import CorruptStoreError, StoreUnavailableError
 from opendata_queue.store import Objects
 
@@ -85,18 +86,21 @@ class ShardFiles:
         names = await self._objects.names_after(_BULK_FOLDER, f"{after:010}.json", limit)
         return _numbers(names)
 
+    def url_of(self, shard: int) -> str:
+        """The file that reserves a shard."""
+        return self._objects.location.url_of(_path(shard))
+
     async def read(self, shard: int) -> Reservation | None:
         """Who reserved a shard; none if nobody did."""
         path = _path(shard)
         data = await self._objects.read(path)
         if data is None:
             return None
-        try:
-            return Reservation.model_validate_json(data)
-        except ValidationError as error:
-            raise CorruptStoreError(
-                f"{self._objects.location.url_of(path)} reserves no shard: {error.errors()[0]}"
-            ) from error
+        name = self._objects.location.url_of(path)
+        reservation = parsed(Reservation, data, name, "reserves no shard")
+        if reservation.shard != shard:
+            raise CorruptStoreError(f"{name} reserves another shard, {reservation.shard}")
+        return reservation
 
     async def reserve_live(self, *, now_ms: int) -> Reservation:
         """Reserve the lowest live number that is free."""
@@ -135,6 +139,10 @@ class ShardFiles:
         """The file with which a number is reserved."""
         return _path(shard)
 
+    async def restore(self, shard: int, *, now_ms: int) -> None:
+        """Reserve a live shard again whose file was lost."""
+        await self._try(shard, ShardKind.LIVE, now_ms, None)
+
     async def remove(self, shard: int) -> None:
         """Forget a reservation; its number may be given out again only if it is a live one."""
         await self._objects.delete(_path(shard))
@@ -146,7 +154,7 @@ class ShardFiles:
         reservation = Reservation(
             shard=number, kind=kind, holder=secrets.token_hex(16), reserved_at=now_ms, job=job
         )
-        data = reservation.model_dump_json(exclude_none=True).encode()
+        data = sealed_model(reservation, exclude_none=True)
         return reservation if await self._objects.create(_path(number), data) else None
 
 

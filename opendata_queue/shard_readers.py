@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
 from odq_encodings import MessageMetadata
+from opendata_queue.allowance import Allowance
 from opendata_queue.clock import Clock
 from opendata_queue.errors import InvalidInputError, OdqError, StoreAccessError
 from opendata_queue.messages import MessageFields
@@ -147,11 +148,16 @@ class ShardReaders:
         return place is not None and place.reader is reader
 
     async def read_messages(
-        self, message_ids: Iterable[int], *, blobs: bool = True
+        self,
+        message_ids: Iterable[int],
+        *,
+        blobs: bool = True,
+        allowance: Allowance | None = None,
     ) -> dict[int, MessageFields]:
         """Those of the messages that are there, of whatever shards."""
         return await self._by_shard(
-            message_ids, lambda reader, ids: reader.stored.read(ids, blobs=blobs)
+            message_ids,
+            lambda reader, ids: reader.stored.read(ids, blobs=blobs, allowance=allowance),
         )
 
     async def read_metadata(self, message_ids: Iterable[int]) -> dict[int, MessageMetadata]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from odq_encodings import MetadataFields, UriPayload
+from opendata_queue.allowance import Allowance
 from opendata_queue.clock import Clock
 from opendata_queue.messages import MessageFields
 from opendata_queue.metadata_log import MetadataLog
@@ -15,19 +16,31 @@ from opendata_queue.store import DatabaseReads, Objects
 class StoredMessages:
     """The log and the payloads of one shard."""
 
-    def __init__(self, database: DatabaseReads, objects: Objects, shard: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: DatabaseReads,
+        objects: Objects,
+        shard: int,
+        clock: Clock,
+        *,
+        checked_blobs: bool = True,
+    ) -> None:
         self.log = MetadataLog(database)
-        self.payloads = PayloadStore(database, objects, shard, clock)
+        self.payloads = PayloadStore(database, objects, shard, clock, checked=checked_blobs)
 
-    async def read(self, message_ids: list[int], *, blobs: bool = True) -> dict[int, MessageFields]:
+    async def read(
+        self, message_ids: list[int], *, blobs: bool = True, allowance: Allowance | None = None
+    ) -> dict[int, MessageFields]:
         """Those of the messages that are there, expired or not.
 
-        Without ``blobs`` only those whose payloads are inline.
+        Without ``blobs`` only those whose payloads are inline. Of those that ``allowance`` does not
+        admit, and of those behind them, some are left out.
         """
         if not message_ids:
             return {}
         metadata, payloads = await asyncio.gather(
-            self.log.read_fields(message_ids), self.payloads.read_many(message_ids, blobs=blobs)
+            self.log.read_fields(message_ids),
+            self.payloads.read_many(message_ids, blobs=blobs, allowance=allowance),
         )
         if metadata.keys() != payloads.keys():
             both = [one for one in metadata if one in payloads]

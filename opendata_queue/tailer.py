@@ -16,7 +16,7 @@ from opendata_queue.errors import ClosedError, StoreUnavailableError
 from opendata_queue.messages import Published
 from opendata_queue.metadata_log import Log
 from opendata_queue.queue_store import QueueStore
-from opendata_queue.routing import Router, published
+from opendata_queue.routing import Router
 from opendata_queue.tasks import end_tasks
 
 logger = logging.getLogger(__name__)
@@ -173,8 +173,9 @@ class Tailer:
         """Catch up from the store. Messages that become durable meanwhile are handed over."""
         # Before the scan: what is published from here on is either scanned or handed over.
         self._behind = False
-        async for chunk in self._log.scan(self.cursor & 0xFFFF_FFFF):
-            await self._route([published(entry) for entry in chunk])
+        index = self._store.index
+        async for chunk in self._log.chunks(lambda: index.headers, self.cursor & 0xFFFF_FFFF):
+            await self.router.route_log(chunk, on_batch=self._moved.set)
 
     async def _route(self, messages: list[Published]) -> None:
         await self.router.route(messages, on_batch=self._moved.set)

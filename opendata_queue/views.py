@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Final
+
 from odq_encodings import Failure, MessageMetadata
-from opendata_queue.filters import Filter, SystemFields
+from opendata_queue.filters import Filter, FilterIndex, SystemFields
 from opendata_queue.interface import FailedMessage, MessageHistory, QueueEntry
 from opendata_queue.messages import MessageFields, PeekedMessage, StoredMessage
+from opendata_queue.pauses import Pauses
 from opendata_queue.queue_state import Waiting
 
+_LONG_FILTER_CHARACTERS: Final = 512
 
-def satisfies(filter: Filter, metadata: MessageMetadata | None) -> bool:
-    """Whether a message matches; nothing can be said of one that is gone."""
-    return metadata is not None and filter.matches(dict(metadata.headers), system_fields(metadata))
+
+async def given_filter(text: str, *, unless: Filter | None = None) -> Filter:
+    """The filter that a caller gives, which must not cost too much ``unless`` it is that one.
+
+    A long text takes tens of milliseconds, so another thread parses it.
+    """
+    if isinstance(text, str) and len(text) > _LONG_FILTER_CHARACTERS:
+        filter = await asyncio.to_thread(Filter.parse, text)
+    else:
+        filter = Filter.parse(text)
+    if filter != unless:
+        filter.check_cost()
+    return filter
+
+
+async def satisfying(
+    filter: Filter | None, ids: Iterable[int], metadata: Mapping[int, MessageMetadata]
+) -> list[int]:
+    """Those messages that match; nothing can be said of one that is gone. Lets others run."""
+    if filter is None:
+        return list(ids)
+    found = []
+    pauses = Pauses()
+    for one in ids:
+        about = metadata.get(one)
+        if about is not None and filter.matches(dict(about.headers), system_fields(about)):
+            found.append(one)
+        await pauses.pause()
+    return found
+
+
+async def matching_queues(index: FilterIndex[str], about: MessageMetadata) -> list[str]:
+    """The queues whose filters a message matches. Lets others run: there may be many of them."""
+    found = []
+    pauses = Pauses()
+    for name, priority in index.each(dict(about.headers), system_fields(about)):
+        if priority is not None:
+            found.append(name)
+        await pauses.pause()
+    return found
 
 
 def system_fields(metadata: MessageMetadata) -> SystemFields:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
+from odq_encodings import MAX_HEADERS
 from opendata_queue.errors import (
     ClosedError,
     CorruptStoreError,
@@ -42,6 +43,8 @@ from opendata_queue.interface import (
 )
 from opendata_queue.messages import ClaimedMessage, NewMessage, PeekedMessage, StoredMessage
 
+T = TypeVar("T")
+
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
 
@@ -50,6 +53,14 @@ _IDS_IN_JSON: Final = frozenset({"message_id", "message_ids"})
 
 Id: TypeAlias = Annotated[int, Meta(ge=0, le=_U63)] | Annotated[str, Meta(pattern="^[0-9]{1,19}$")]
 """A message id as requests give it: a number, or the decimal string that JSON answers have."""
+
+
+MAX_BATCH: Final = 10_000
+"""Messages, ids or receipts in one request; a longer list is refused before it is decoded."""
+
+_MAX_OPTIONS: Final = 100
+
+Many: TypeAlias = Annotated[list[T], Meta(max_length=MAX_BATCH)]
 
 
 class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -64,7 +75,7 @@ class MessageToPublish(Request):
 
     payload: bytes | None = None
     payload_uri: str | None = None
-    headers: dict[str, str] = {}
+    headers: Annotated[dict[str, str], Meta(max_length=MAX_HEADERS)] = {}
     delay_ms: int | None = None
     visible_at_ms: int | None = None
     created_at_ms: int | None = None
@@ -98,7 +109,7 @@ class MessageToPublish(Request):
 
 
 class Publish(Request):
-    messages: list[MessageToPublish]
+    messages: Many[MessageToPublish]
     key: str | None = None
     """Of the request: sent again with it, nothing is published a second time. Only for messages
     without idempotency keys of their own."""
@@ -107,8 +118,19 @@ class Publish(Request):
     does it only if it was the one that was asked then."""
 
 
+class PublishOutline(Request):
+    """The same with messages that are yet to be decoded."""
+
+    messages: Many[Raw]
+    key: str | None = None
+    retried: bool = False
+
+    def with_messages(self, messages: list[MessageToPublish]) -> Publish:
+        return Publish(messages=messages, key=self.key, retried=self.retried)
+
+
 class Read(Request):
-    message_ids: list[Id]
+    message_ids: Many[Id]
 
 
 class MessageIds(Struct):
@@ -132,13 +154,13 @@ class Queue(Request):
 
 class CreateQueue(Queue):
     filter: str = ""
-    options: dict[str, int | float | bool] = {}
+    options: Annotated[dict[str, int | float | bool], Meta(max_length=_MAX_OPTIONS)] = {}
     start: Literal["now", "beginning"] | int = "now"
 
 
 class UpdateQueue(Queue):
     filter: str | None = None
-    options: dict[str, int | float | bool] = {}
+    options: Annotated[dict[str, int | float | bool], Meta(max_length=_MAX_OPTIONS)] = {}
 
 
 class QueueNames(Struct):
@@ -189,24 +211,24 @@ class ClaimedMessages(Struct):
 
 
 class Ack(Queue):
-    receipts: list[str]
+    receipts: Many[str]
     retried: bool = False
     """Whether this may have been done already: then a message that was acked with its receipt is
     ``ok`` again, and not ``lease_lost``."""
 
 
 class Nack(Queue):
-    receipts: list[str]
+    receipts: Many[str]
     error: str = ""
     delay_ms: int | None = None
 
 
 class Release(Queue):
-    receipts: list[str]
+    receipts: Many[str]
 
 
 class Extend(Queue):
-    receipts: list[str]
+    receipts: Many[str]
     lease_ms: int | None = None
 
 
@@ -229,12 +251,15 @@ class ListFailed(Queue):
     limit: int = 100
 
 
-class FailedMessages(Struct):
+class FailedMessages(Struct, omit_defaults=True):
     messages: list[FailedMessage]
+    more: bool = False
+    """Whether there are more within ``limit`` that an answer had no place for: they are behind the
+    last one of these (``after_id``)."""
 
 
 class ChooseFailed(Queue):
-    message_ids: list[Id] = []
+    message_ids: Many[Id] = []
     all: bool = False
     filter: str | None = None
     limit: int = 10_000

@@ -211,12 +211,23 @@ class S3Server:
         self._fault(Action.DROP_AFTER, methods, path_contains, times)
 
     def heal(self) -> None:
-        """Remove all faults, release what is stalled, and count faulted requests from 0 again."""
+        """Remove all faults, release what is stalled, and count faulted requests from 0 again.
+
+        Conditions are taken again as S3 takes them.
+        """
         self._ask("heal")
 
     def slow_down(self, latency_ms: float) -> None:
         """Let every request take so much longer from now on, as if the store were far away."""
         self._ask("slow_down", latency_ms=latency_ms)
+
+    def take_if_match(self, *, quoted: bool, bare: bool) -> None:
+        """How a PUT with ``If-Match`` is answered from now on; 412 where it is not taken.
+
+        S3 takes an ETag in quotes, as obstore and SlateDB send it. Ceph's gateway (16.2) takes only
+        one without, and there are stores that take neither.
+        """
+        self._ask("if_match", quoted=quoted, bare=bare)
 
     def faulted(self) -> int:
         """The number of requests that were hit by a fault since the last ``heal``."""
@@ -377,6 +388,7 @@ class _Service:
         self._faults = _Faults()
         self._counters = _Counters()
         self._latency_ms = 0.0
+        self._takes_quoted, self._takes_bare = True, True
 
     def answer(self, environ: WSGIEnvironment, body: bytes) -> _Answer | None:
         """The answer to a request, or None to close the connection without one."""
@@ -420,6 +432,8 @@ class _Service:
 
         if self._check_credentials and (refused := _refusal(environ)) is not None:
             return refused
+        if not self._takes_if_match(environ):
+            return _error(environ, HTTPStatus.PRECONDITION_FAILED)
         try:
             with self._one_at_a_time:
                 chunks, status, headers = run_wsgi_app(self._app, environ, buffered=True)
@@ -427,6 +441,16 @@ class _Service:
         except Exception:
             traceback.print_exc()
             return _error(environ, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    def _takes_if_match(self, environ: WSGIEnvironment) -> bool:
+        """Whether the condition of an overwrite is one that this store can read."""
+        tag = environ.get("HTTP_IF_MATCH")
+        if tag is None or environ["REQUEST_METHOD"] != "PUT":
+            return True
+        if tag.startswith('"'):
+            return self._takes_quoted
+        environ["HTTP_IF_MATCH"] = f'"{tag}"'
+        return self._takes_bare
 
     def _administer(self, command: str, body: bytes) -> _Answer:
         try:
@@ -444,8 +468,11 @@ class _Service:
                 self._faults.add(_Fault(action=action, **arguments))
             case "heal":
                 self._faults.heal()
+                self._takes_quoted, self._takes_bare = True, True
             case "slow_down":
                 self._latency_ms = float(arguments["latency_ms"])
+            case "if_match":
+                self._takes_quoted, self._takes_bare = arguments["quoted"], arguments["bare"]
             case "wait":
                 hits = self._faults.wait_for_hits(arguments["faulted"], arguments["timeout_s"])
                 return {"faulted": hits}

@@ -12,7 +12,11 @@ import pytest
 import typer
 import yaml
 
+from opendata_queue import InvalidInputError
 from opendata_queue.cli import app
+from opendata_queue.server.auth import Gate
+from opendata_queue.server.settings import ServerSettings
+from opendata_queue.testing import ManualClock
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "examples" / "deploy"
@@ -150,3 +154,30 @@ def _pods(tree: Any) -> Iterator[dict[str, Any]]:
             yield tree
         for value in tree.values():
             yield from _pods(value)
+
+
+def test_no_secret_in_the_files_is_accepted() -> None:
+    """Nor may one be left as it is: an example is deployed with what stands in it."""
+    found = [environment["ODQ_JWT_SECRET"] for _, _, environment in containers()]
+
+    assert found
+    for secret in found:
+        if secret.startswith("${ODQ_JWT_SECRET:?"):
+            continue  # compose refuses to start without one
+        with pytest.raises(InvalidInputError, match="placeholder of an example"):
+            Gate(ServerSettings(jwt_key=secret), ManualClock())
+
+
+def test_no_broker_of_the_files_shows_its_metrics_to_everybody() -> None:
+    for _, arguments, environment in containers():
+        assert "ODQ_OPEN_METRICS" not in environment
+        assert "--open-metrics" not in arguments
+
+
+def test_what_is_no_source_stays_out_of_the_image() -> None:
+    """The image is built from all of the folder: history, environments and roots are there, too."""
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    wanted = {"encodings", "compactor", "opendata_queue", "pyspark_opendata_queue"}
+
+    assert {".git", ".venv", "**/__pycache__", "**/.env", "**/*.pem"} <= set(ignored)
+    assert wanted.isdisjoint(name.strip("/") for name in ignored)

@@ -559,3 +559,26 @@ def test_only_requests_with_a_certain_path_are_counted_if_that_is_asked_for(
     bucket.send("GET", "?list-type=2&prefix=other/")
     counts = server.requests()
     assert (counts["PUT"], counts["LIST"], counts["bytes_in"]) == (1, 1, 1)
+
+
+# What other stores do with conditions.
+
+
+@pytest.mark.parametrize(
+    ("quoted", "bare", "statuses"), [(True, True, [200, 200]), (False, True, [412, 200])]
+)
+def test_an_overwrite_by_etag_is_taken_as_it_is_set(
+    bucket: Bucket, quoted: bool, bare: bool, statuses: list[int]
+) -> None:
+    tag = hashlib.md5(b"value").hexdigest()
+    bucket.server.take_if_match(quoted=quoted, bare=bare)
+    found = []
+    for condition in (f'"{tag}"', tag):
+        assert bucket.send("PUT", "key", b"value").status == 200
+        found.append(bucket.send("PUT", "key", b"other", If_Match=condition).status)
+
+    assert found == statuses
+    assert bucket.send("PUT", "key", b"third", If_Match=tag).status == 412
+    bucket.server.heal()
+    assert bucket.send("PUT", "key", b"value").status == 200
+    assert bucket.send("PUT", "key", b"other", If_Match=f'"{tag}"').status == 200

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from odq_encodings.arrays import checked_elements
 from odq_encodings.columns import Column, Each
@@ -217,6 +217,60 @@ def metadata_fields_alike(values: Sequence[bytes]) -> list[MetadataFields] | Non
             return None
         fields.append((*fixed, headers))
     return fields
+
+
+class MetadataColumns(NamedTuple):
+    """``MessageMetadata`` of many messages by column.
+
+    Most of them have the headers of many others, so these are there once: those of a message are
+    ``headers[kinds[place]]``, and ``decode_headers`` takes them apart.
+    """
+
+    message_ids: Sequence[int]
+    created_at: Sequence[int]
+    received_at: Sequence[int]
+    visible_at: Sequence[int]
+    retention_seconds: Sequence[int]
+    kinds: Sequence[int]
+    headers: Sequence[bytes]
+
+
+def metadata_columns(
+    values: Iterable[bytes], names: Collection[str] | None = None
+) -> MetadataColumns:
+    """The columns of metadata values. With ``names``, other headers are left out: messages that
+    differ in nothing else are of one kind then."""
+    kinds: dict[bytes, int] = {}
+    numbers: list[int] = []
+    fixed: list[tuple[int, ...]] = []
+    for value in values:
+        *integers, headers = message_metadata_fields(value)
+        if names is not None:
+            headers = tuple([pair for pair in headers if pair[0] in names])
+        numbers.append(kinds.setdefault(encode_headers(headers), len(kinds)))
+        fixed.append(tuple(integers))
+    ids, created, received, visible, retentions = zip(*fixed, strict=True) if fixed else ((),) * 5
+    return MetadataColumns(
+        message_ids=list(ids),
+        created_at=list(created),
+        received_at=list(received),
+        visible_at=list(visible),
+        retention_seconds=list(retentions),
+        kinds=numbers,
+        headers=list(kinds),
+    )
+
+
+def decode_headers(encoded: bytes) -> dict[str, str]:
+    """Headers as they are in ``MetadataColumns``; of one that is there twice the last counts."""
+    headers = {}
+    offset = 0
+    while offset < len(encoded):
+        end = offset + 2 + _unpack_length(encoded, offset)[0]
+        behind = end + 2 + _unpack_length(encoded, end)[0]
+        headers[encoded[offset + 2 : end].decode()] = encoded[end + 2 : behind].decode()
+        offset = behind
+    return headers
 
 
 @lru_cache(maxsize=64)

@@ -16,6 +16,7 @@ from opendata_queue.cli.consume import consume
 from opendata_queue.cli.doctor import doctor
 from opendata_queue.cli.failed import app as failed_app
 from opendata_queue.cli.filter import app as filter_app
+from opendata_queue.cli.hosts import take_hosts
 from opendata_queue.cli.init import init
 from opendata_queue.cli.inspect_live import app as inspect_app
 from opendata_queue.cli.messages import app as messages_app
@@ -88,6 +89,7 @@ def _options(
     pass
 
 
+take_hosts(app)
 flow_help(app)
 
 

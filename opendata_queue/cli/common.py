@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from opendata_queue.cli.hosts import given_hosts
 from opendata_queue.errors import (
     InvalidInputError,
     OdqError,
@@ -35,6 +36,8 @@ from opendata_queue.opening import open as open_system
 from opendata_queue.owner_files import find_broker
 from opendata_queue.store import Location, Objects, StoreKind, StoreSettings
 from opendata_queue.sync import System
+from opendata_queue.system import SystemDescriptor, read_root
+from opendata_queue.token_hosts import TokenHosts
 
 T = TypeVar("T")
 
@@ -44,7 +47,6 @@ NOTHING_THERE: Final = 3
 
 # A person waits: half a minute without an answer is an outage.
 _SETTINGS: Final = StoreSettings(outage_timeout_ms=30_000)
-_DESCRIPTOR: Final = "system.json"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS_MS: Final = {
     "ms": 1,
@@ -202,7 +204,7 @@ def _looked_at(url: str) -> System:
 
 def _connected(url: str, token: str | None) -> System:
     remote: dict[str, Any] = {"token": token} if token else {}
-    return open_system(url, **remote)
+    return open_system(url, **remote, hosts=given_hosts())
 
 
 def _opened(url: str, token: str | None) -> System:
@@ -211,6 +213,8 @@ def _opened(url: str, token: str | None) -> System:
     asyncio.run(check_root(url))
     address = asyncio.run(find_broker(url, settings=_SETTINGS))
     if address is not None and is_remote(address):
+        # A file in the store says so: who can write one must not get the token for it.
+        TokenHosts(given_hosts(), broker=None, token=bool(token)).check(address, said_by=url)
         try:
             system = _connected(address, token)
         except StoreUnavailableError as error:
@@ -223,17 +227,20 @@ def _opened(url: str, token: str | None) -> System:
 
 
 async def check_root(url: str) -> None:
-    """Refuse a URL behind which there is no root: opening it would make one, at a typo too."""
+    """Refuse a URL behind which there is no root: opening it would make one, at a typo too.
+
+    One of a newer release is refused, too.
+    """
     if await read_descriptor(url) is None:
         raise StoreAccessError(f"there is no root at {url}: make one with `odq init {url}`")
 
 
-async def read_descriptor(url: str) -> bytes | None:
-    """The bytes of ``system.json``, without making anything."""
+async def read_descriptor(url: str) -> SystemDescriptor | None:
+    """What ``system.json`` says, without making anything."""
     location = root_location(url)
     if location.kind is StoreKind.FILE and not location.folder.is_dir():
         return None
-    return await objects_at(url).read(_DESCRIPTOR)
+    return await read_root(objects_at(url))
 
 
 def root_location(url: str) -> Location:

@@ -36,7 +36,7 @@ def doctor(
     url: StoreArgument = None,
     read_only: Annotated[
         bool,
-        typer.Option("--read-only", help="Don't try whether an object can be created only once."),
+        typer.Option("--read-only", help="Don't try what the store can do."),
     ] = False,
     store: Store = None,
     token: Token = None,

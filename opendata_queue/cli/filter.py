@@ -87,7 +87,7 @@ def try_filter(
 
 def _parsed(expression: str, as_json: bool) -> Filter:
     try:
-        return Filter.parse(expression)
+        return Filter.given(expression)
     except FilterError as error:
         if as_json:
             wrong = {"reason": error.reason, "line": error.line, "column": error.column}

@@ -13,16 +13,15 @@ from opendata_queue.cli.common import (
     objects_at,
     print_fields,
     print_json,
-    read_descriptor,
     root_location,
     run,
     url_of,
 )
-from opendata_queue.cli.conditional_writes import conditional_writes_work
+from opendata_queue.cli.store_checks import describe
 from opendata_queue.clock import SystemClock
 from opendata_queue.errors import InvalidInputError, StoreAccessError
-from opendata_queue.store import StoreKind
-from opendata_queue.system import SystemDescriptor, open_root
+from opendata_queue.store import Abilities, StoreKind
+from opendata_queue.system import DESCRIPTOR_PATH, SystemDescriptor, open_root
 
 
 def init(
@@ -35,9 +34,9 @@ def init(
 ) -> None:
     """Make a root: the place where queues and messages are kept.
 
-    It first tries whether the store can create an object only once, by really doing so, and
-    refuses one that can't: with it, two processes could both own the root. A root that is there
-    already is left as it is.
+    It first tries what the store can do, by really doing it, says what was found, and refuses one
+    that can't create an object only once: with it, two processes could both own the root. A root
+    that is there already is left as it is.
 
     S3 is configured as for other AWS tools: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and
     AWS_REGION, or AWS_PROFILE; for MinIO and the like AWS_ENDPOINT_URL, and AWS_CA_BUNDLE for a
@@ -56,7 +55,7 @@ def init(
 
         buckets.create_bucket(location.bucket)
     try:
-        descriptor, made = run(_make(root))
+        descriptor, made, abilities = run(_make(root))
     except StoreAccessError as error:
         if "bucket does not exist" in str(error):
             error.add_note("--create-bucket makes it")
@@ -66,6 +65,7 @@ def init(
         "instance_id": descriptor.instance_id,
         "format_version": descriptor.format_version,
         "created": made,
+        "abilities": abilities.as_json(),
     }
     if as_json:
         print_json(told)
@@ -75,17 +75,15 @@ def init(
             ("root", f"{root} ({'made' if made else 'was there already'})"),
             ("instance", descriptor.instance_id),
             ("format", descriptor.format_version),
+            *((one.check, one.found) for one in describe(abilities, location.kind)),
         ]
     )
 
 
-async def _make(root: str) -> tuple[SystemDescriptor, bool]:
-    """The descriptor of the root, and whether it was not there before."""
-    there = await read_descriptor(root) is not None
+async def _make(root: str) -> tuple[SystemDescriptor, bool, Abilities]:
+    """The descriptor of the root, whether it was not there before, and what its store can do."""
     objects = objects_at(root)
-    if not await conditional_writes_work(objects):
-        raise StoreAccessError(
-            f"{root} can't be used: its store creates an object that is there already over again, "
-            "so that two owners could both win; use one with conditional writes (If-None-Match)"
-        )
-    return await open_root(objects, SystemClock()), not there
+    there = await objects.read(DESCRIPTOR_PATH) is not None
+    abilities = await objects.probe()
+    abilities.check(root)
+    return await open_root(objects, SystemClock()), not there, abilities

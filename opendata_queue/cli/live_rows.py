@@ -61,7 +61,7 @@ class LiveRoot:
     """The databases of a root, opened for reading when they are asked for."""
 
     def __init__(self, objects: Objects, stack: AsyncExitStack) -> None:
-        self._objects = objects
+        self.objects = objects
         self._stack = stack
         self._open: dict[str, DatabaseReader | None] = {}
 
@@ -72,7 +72,7 @@ class LiveRoot:
         return self._open[path]
 
     async def _opened(self, path: str) -> DatabaseReader | None:
-        reader = await DatabaseReader.look(self._objects, path)
+        reader = await DatabaseReader.look(self.objects, path)
         if reader is not None:
             self._stack.push_async_callback(reader.close)
         return reader

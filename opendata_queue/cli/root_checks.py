@@ -6,20 +6,26 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Final
 
-from pydantic import ValidationError
-
 from odq_encodings import ClockKey, ClockMark
 from opendata_queue.cli.common import duration_text, plural, root_location, time_text
-from opendata_queue.cli.conditional_writes import conditional_writes_work
 from opendata_queue.cli.counter_checks import check_counters
 from opendata_queue.cli.findings import Finding, Level, fail, ok, warn
 from opendata_queue.cli.live_rows import QUEUES, LiveRoot, messages_path
+from opendata_queue.cli.permission_checks import check_permissions
+from opendata_queue.cli.store_checks import check_garbage, describe
 from opendata_queue.clock import Clock
-from opendata_queue.errors import OdqError, StoreAccessError, StoreUnavailableError
+from opendata_queue.errors import (
+    CorruptStoreError,
+    FormatVersionError,
+    OdqError,
+    StoreAccessError,
+    StoreUnavailableError,
+)
+from opendata_queue.features import check_features, named_features
 from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles
 from opendata_queue.root_time import reading_clock
 from opendata_queue.store import Location, Objects, S3Access, StoreKind, StoreSettings
-from opendata_queue.system import FORMAT_VERSION, SystemDescriptor
+from opendata_queue.system import DESCRIPTOR_PATH, described
 
 _SETTINGS: Final = StoreSettings(request_timeout_ms=5_000, outage_timeout_ms=10_000)
 _SKEW_MS: Final = 2_000
@@ -42,21 +48,25 @@ async def check_root(url: str, clock: Clock, *, read_only: bool) -> AsyncIterato
     yield finding
     if objects is None:
         return
-    finding = await _check_descriptor(objects)
-    yield finding
-    if finding.level is Level.FAIL:
-        return
+    checks = [_check_descriptor, _check_features]
     if not read_only:
-        finding = await _check_writes(objects)
-        yield finding
-        if finding.level is Level.FAIL:
+        checks.insert(1, _check_store)
+    for check in checks:
+        findings = await check(objects)
+        for finding in findings:
+            yield finding
+        if any(finding.level is Level.FAIL for finding in findings):
             return
+    if location.kind is StoreKind.FILE:
+        yield check_permissions(location)
+    served = False
     try:
-        yield await _check_owner(objects, clock)
+        finding, served = await _check_owner(objects, clock)
+        yield finding
     except OdqError as error:
         yield fail("owner", str(error), "listing objects must be permitted")
     async with AsyncExitStack() as stack:
-        async for finding in _check_databases(LiveRoot(objects, stack), objects, clock):
+        async for finding in _check_databases(LiveRoot(objects, stack), clock, served=served):
             yield finding
 
 
@@ -78,7 +88,7 @@ async def _reach(location: Location, url: str) -> tuple[Objects | None, Finding]
         return None, fail("reachable", f"there is no folder {location.folder}", advice)
     try:
         objects = Objects.open(url, _SETTINGS)
-        await objects.read("system.json")
+        await objects.read(DESCRIPTOR_PATH)
     except StoreAccessError as error:
         advice = (
             "`odq init --create-bucket` makes a bucket"
@@ -92,67 +102,69 @@ async def _reach(location: Location, url: str) -> tuple[Objects | None, Finding]
     return objects, ok("reachable", "the store answers")
 
 
-async def _check_descriptor(objects: Objects) -> Finding:
-    data = await objects.read("system.json")
-    if data is None:
+async def _check_descriptor(objects: Objects) -> list[Finding]:
+    content = await objects.read(DESCRIPTOR_PATH)
+    if content is None:
         advice = f"make one with `odq init {objects.location}`, or fix the URL"
-        return fail("system.json", "there is no root here", advice)
+        return [fail("system.json", "there is no root here", advice)]
     try:
-        descriptor = SystemDescriptor.model_validate_json(data)
-    except ValidationError as error:
-        what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        descriptor = described(content, objects.location.url_of(DESCRIPTOR_PATH))
+    except CorruptStoreError as error:
         advice = "restore it from a copy: without its secret no receipt is valid"
-        return fail("system.json", f"it does not describe a root: {what}", advice)
-    version = descriptor.format_version
-    if version > FORMAT_VERSION:
-        found = f"format version {version}, and this release knows up to {FORMAT_VERSION}"
-        return fail("system.json", found, "upgrade opendata-queue")
+        return [fail("system.json", str(error), advice)]
+    except FormatVersionError as error:
+        return [fail("system.json", str(error), "upgrade opendata-queue")]
     made = time_text(descriptor.created_at)
+    version = descriptor.format_version
     found = f"instance {descriptor.instance_id}, made {made}, format version {version}"
-    return ok("system.json", found)
+    return [ok("system.json", found)]
 
 
-async def _check_writes(objects: Objects) -> Finding:
-    check = "conditional writes"
+async def _check_features(objects: Objects) -> list[Finding]:
     try:
-        if await conditional_writes_work(objects):
-            return ok(check, "an object can be created only once")
+        features = await named_features(objects)
+        await check_features(objects, features)
+    except FormatVersionError as error:
+        return [fail("features", str(error), "upgrade opendata-queue")]
+    if not features:
+        return [ok("features", "none: the first open for writing by this release brings them in")]
+    return [ok("features", ", ".join(sorted(features)))]
+
+
+async def _check_store(objects: Objects) -> list[Finding]:
+    """What the store can do, tried now; the root remembers it."""
+    try:
+        return describe(await objects.probe(), objects.location.kind)
     except OdqError as error:
-        return fail(check, str(error), "writing and deleting objects must be permitted")
-    return fail(
-        check,
-        "an object that is there already is created over again",
-        "move the root to a store with conditional writes: here two owners could both win",
-    )
+        advice = "writing and deleting objects must be permitted"
+        return [fail("conditional writes", str(error), advice)]
 
 
 # --- who has it -----------------------------------------------------------------------------------
 
 
-async def _check_owner(objects: Objects, clock: Clock) -> Finding:
-    """Who serves it, as far as the store knows."""
+async def _check_owner(objects: Objects, clock: Clock) -> tuple[Finding, bool]:
+    """Who serves it, as far as the store knows, and whether it is alive."""
     tenure = await OwnerFiles(objects, QUEUES_ROLE).newest()
     if tenure is None:
-        return ok("owner", "nobody has served it yet")
+        return ok("owner", "nobody has served it yet"), False
     if tenure.owner is None or tenure.last_sign_at is None:
         advice = "the next one to open it with takeover=True takes over"
-        return warn("owner", f"the file of epoch {tenure.epoch} is damaged", advice)
+        return warn("owner", f"the file of epoch {tenure.epoch} is damaged", advice), False
     if tenure.released:
-        return ok("owner", f"nobody: {tenure.owner} has given it up")
+        return ok("owner", f"nobody: {tenure.owner} has given it up"), False
     silent_ms = max(0, clock.now_ms() - tenure.last_sign_at)
     if silent_ms > tenure.lease_ms + _SKEW_MS:
         silence = f"{tenure.owner} is silent for {duration_text(silent_ms)}"
         advice = f"its lease is {tenure.lease_ms} ms: if it does not run any more, others take over"
-        return warn("owner", silence, advice)
-    return ok("owner", f"{tenure.owner}, alive {duration_text(silent_ms)} ago")
+        return warn("owner", silence, advice), False
+    return ok("owner", f"{tenure.owner}, alive {duration_text(silent_ms)} ago"), True
 
 
 # --- what is in it --------------------------------------------------------------------------------
 
 
-async def _check_databases(
-    root: LiveRoot, objects: Objects, clock: Clock
-) -> AsyncIterator[Finding]:
+async def _check_databases(root: LiveRoot, clock: Clock, *, served: bool) -> AsyncIterator[Finding]:
     usable = True
     for path in (messages_path(0), QUEUES):
         finding = await _check_database(root, path)
@@ -160,7 +172,9 @@ async def _check_databases(
         yield finding
     if not usable:
         return
-    yield await _check_clock(root, objects, clock)
+    for path in (messages_path(0), QUEUES):
+        yield await check_garbage(root.objects, path, clock, served=served)
+    yield await _check_clock(root, clock)
     queues = await root.queue_ids()
     yield ok("queues", plural(len(queues), "queue"))
     for finding in await check_counters(root):
@@ -177,11 +191,11 @@ async def _check_database(root: LiveRoot, path: str) -> Finding:
     return ok(path, "can be read")
 
 
-async def _check_clock(root: LiveRoot, objects: Objects, clock: Clock) -> Finding:
+async def _check_clock(root: LiveRoot, clock: Clock) -> Finding:
     rows = await root.get(QUEUES, [ClockKey().encode()])
     if not rows:
         return ok("clock", "no time was noted yet")
-    time = await reading_clock(objects, clock)
+    time = await reading_clock(root.objects, clock)
     time.start_no_earlier(ClockMark.decode(rows[0].value).now)
     if abs(time.ahead_ms) <= _SKEW_MS:
         return ok("clock", "the root's clock and this machine's agree")

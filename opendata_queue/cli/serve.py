@@ -58,6 +58,13 @@ def serve(
     max_body_bytes: Annotated[
         int, typer.Option(envvar="ODQ_MAX_BODY_BYTES", help="The longest request body.")
     ] = 72 * 1024 * 1024,
+    max_bodies_bytes: Annotated[
+        int,
+        typer.Option(
+            envvar="ODQ_MAX_BODIES_BYTES",
+            help="Of all request bodies together, beyond which one more is refused with 503.",
+        ),
+    ] = 256 * 1024 * 1024,
     max_connections: Annotated[
         int, typer.Option(envvar="ODQ_MAX_CONNECTIONS", help="Connections at the same time.")
     ] = 2_000,
@@ -73,6 +80,12 @@ def serve(
             envvar="ODQ_BODY_TIMEOUT_MS", help="How long a client may pause within a body."
         ),
     ] = 30_000,
+    idle_timeout_ms: Annotated[
+        int,
+        typer.Option(
+            envvar="ODQ_IDLE_TIMEOUT_MS", help="How long a connection is kept between requests."
+        ),
+    ] = 75_000,
     write_timeout_ms: Annotated[
         int,
         typer.Option(
@@ -84,7 +97,8 @@ def serve(
         int,
         typer.Option(
             envvar="ODQ_MAX_UNSENT_BYTES",
-            help="Of answers that wait to be read, beyond which nobody is given payloads.",
+            help="Of all answers together that are made, or wait to be read; beyond that who asks "
+            "for messages gets 503.",
         ),
     ] = 256 * 1024 * 1024,
     shutdown_timeout_ms: Annotated[
@@ -136,9 +150,11 @@ def serve(
             rate_per_second=rate,
             rate_burst=rate_burst,
             max_body_bytes=max_body_bytes,
+            max_bodies_bytes=max_bodies_bytes,
             max_connections=max_connections,
             header_timeout_ms=header_timeout_ms,
             body_timeout_ms=body_timeout_ms,
+            idle_timeout_ms=idle_timeout_ms,
             write_timeout_ms=write_timeout_ms,
             max_unsent_bytes=max_unsent_bytes,
             shutdown_timeout_ms=shutdown_timeout_ms,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from opendata_queue.cli.common import duration_text
 from opendata_queue.cli.findings import Finding, Level, fail, ok, warn
+from opendata_queue.cli.hosts import given_hosts
 from opendata_queue.clock import Clock
 from opendata_queue.errors import OdqError, OtherRoleError
 from opendata_queue.opening import open_async
@@ -46,8 +47,12 @@ def _healthy(url: str) -> tuple[Finding, str | None]:
 
 def _ready(url: str) -> Finding:
     try:
-        with _get(f"{url}/readyz"):
-            return ok("ready", "it takes work")
+        with _get(f"{url}/readyz") as answer:
+            said = answer.read(1_000).decode(errors="replace").strip()
+        if "degraded" in said:
+            advice = "see the server's log, and odq_garbage_* in /metrics"
+            return warn("ready", f"it takes work, and something is wrong: {said}", advice)
+        return ok("ready", "it takes work")
     except (OSError, ValueError) as error:
         advice = "it is starting, ending or a standby, or its store does not answer; see its log"
         return fail("ready", f"it takes no work: {error}", advice)
@@ -72,7 +77,7 @@ def _check_clock(date: str, now_ms: int) -> Finding:
 async def _use(url: str, token: str | None) -> Finding:
     given: dict[str, Any] = {"token": token} if token else {}
     try:
-        async with await open_async(url, **given) as system:
+        async with await open_async(url, **given, hosts=given_hosts()) as system:
             names = await system.list_queues()
             for name in names[:1]:
                 await system.stats(name)

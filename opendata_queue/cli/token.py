@@ -25,6 +25,10 @@ def token(
         list[str] | None,
         typer.Option("--action", "-a", metavar="ACTION", help="publish, consume or admin."),
     ] = None,
+    subject: Annotated[
+        str | None,
+        typer.Option(help="Whom it is for. Ids of /dequeue can be acked by the same subject."),
+    ] = None,
     expires: Annotated[
         int,
         typer.Option(
@@ -75,6 +79,7 @@ def token(
         "iat": now_seconds,
         "exp": now_seconds + expires,
     }
+    claims |= {"sub": subject} if subject else {}
     claims |= {"aud": audience} if audience else {}
     claims |= {"iss": issuer} if issuer else {}
     made = _signed(claims, key, algorithm)

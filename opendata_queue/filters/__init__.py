@@ -32,8 +32,10 @@ from opendata_queue.filters.nodes import (
 )
 from opendata_queue.filters.validation import (
     MAX_DEPTH,
+    MAX_GAPPED_SEARCHES,
     MAX_NODES,
     MAX_PATTERN_CHARACTERS,
+    MAX_SEARCHES,
     MAX_TEXT_BYTES,
 )
 from opendata_queue.filters.values import DEFAULT_PRIORITY, MAX_PRIORITY, PRIORITY_HEADER
@@ -41,9 +43,11 @@ from opendata_queue.filters.values import DEFAULT_PRIORITY, MAX_PRIORITY, PRIORI
 __all__ = [
     "DEFAULT_PRIORITY",
     "MAX_DEPTH",
+    "MAX_GAPPED_SEARCHES",
     "MAX_NODES",
     "MAX_PATTERN_CHARACTERS",
     "MAX_PRIORITY",
+    "MAX_SEARCHES",
     "MAX_TEXT_BYTES",
     "PRIORITY_HEADER",
     "And",

@@ -8,9 +8,10 @@ from typing import Self
 
 from opendata_queue.filters.canonical import canonical_text
 from opendata_queue.filters.compiled import PriorityFunction, compile_priority, compile_truth
-from opendata_queue.filters.nodes import Rule, SystemField, SystemFields, field_of, walk
+from opendata_queue.filters.nodes import Header, Rule, SystemField, SystemFields, field_of, walk
 from opendata_queue.filters.parser import parse_rules
-from opendata_queue.filters.validation import checked_text, validate
+from opendata_queue.filters.validation import check_cost, checked_text, validate
+from opendata_queue.filters.values import PRIORITY_HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,17 @@ class Filter:
         """The filter that ``text`` says; ``FilterError`` if it says none. Empty matches all."""
         return cls(parse_rules(text))
 
+    @classmethod
+    def given(cls, text: str) -> Self:
+        """The same for a text that a caller gives, which must not cost too much, either."""
+        filter = cls.parse(text)
+        filter.check_cost()
+        return filter
+
+    def check_cost(self) -> None:
+        """``FilterError`` if long headers would make this too slow for a new filter."""
+        check_cost(self.rules)
+
     @property
     def asks_for_system_fields(self) -> bool:
         """Whether messages with equal headers may be told apart."""
@@ -47,6 +59,20 @@ class Filter:
             for rule in self.rules
             for condition, _ in walk(rule.condition)
         )
+
+    @property
+    def headers(self) -> frozenset[str]:
+        """The names of the headers that it looks at; no other makes a difference."""
+        fields = [
+            field_of(condition) for rule in self.rules for condition, _ in walk(rule.condition)
+        ]
+        found = [field.name for field in fields if isinstance(field, Header)]
+        for rule in self.rules:
+            if rule.priority is None:
+                found.append(PRIORITY_HEADER)
+            elif isinstance(rule.priority, Header):
+                found.append(rule.priority.name)
+        return frozenset(found)
 
     def matches(self, headers: Mapping[str, str], sys: SystemFields) -> bool:
         """Whether a rule is TRUE for the message."""

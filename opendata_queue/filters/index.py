@@ -7,6 +7,7 @@ alone, so routing costs what the matching queues cost, not what all of them do.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
@@ -66,6 +67,12 @@ class FilterIndex(Generic[QueueId]):
         self._placed: dict[QueueId, tuple[int, tuple[Key, ...] | None]] = {}
         self._next_order = 0
         self._asking: set[QueueId] = set()
+        self._headers: dict[QueueId, frozenset[str]] = {}
+        self._askers: Counter[str] = Counter()
+        """How many filters look at a header."""
+        self._names: frozenset[str] | None = None
+        self.version = 0
+        """Another one whenever messages may go elsewhere than before."""
 
     def __len__(self) -> int:
         return len(self._placed)
@@ -81,6 +88,8 @@ class FilterIndex(Generic[QueueId]):
         for bucket in self._buckets_to_fill(keys):
             bucket[order] = (queue_id, priority_if_match)
         self._placed[queue_id] = (order, keys)
+        self._headers[queue_id] = filter.headers
+        self._askers.update(filter.headers)
         if filter.asks_for_system_fields:
             self._asking.add(queue_id)
 
@@ -89,8 +98,21 @@ class FilterIndex(Generic[QueueId]):
         """Whether one of the filters does; otherwise messages with equal headers go alike."""
         return bool(self._asking)
 
+    @property
+    def headers(self) -> frozenset[str]:
+        """The names of all headers that filters look at; no other makes a difference."""
+        if self._names is None:
+            self._names = frozenset(self._askers)
+        return self._names
+
     def remove(self, queue_id: QueueId) -> None:
         """Route to a queue no longer; nothing happens if it is not there."""
+        self.version += 1
+        self._names = None
+        for name in self._headers.pop(queue_id, ()):
+            self._askers[name] -= 1
+            if not self._askers[name]:
+                del self._askers[name]
         order, keys = self._placed.pop(queue_id, (0, ()))
         self._asking.discard(queue_id)
         if keys is None:
@@ -115,6 +137,20 @@ class FilterIndex(Generic[QueueId]):
                 if priority is not None:
                     matched[order] = (queue_id, priority)
         return [matched[order] for order in sorted(matched)]
+
+    def each(
+        self, headers: Mapping[str, str], sys: SystemFields
+    ) -> Iterator[tuple[QueueId, int | None]]:
+        """The same one by one, of the filters that are there now, with none for no match.
+
+        For a caller that lets others run meanwhile, who may add and remove filters.
+        """
+        found: dict[int, tuple[QueueId, PriorityFunction]] = {}
+        for bucket in self._buckets_of(headers):
+            found |= bucket
+        for order in sorted(found):
+            queue_id, priority_if_match = found[order]
+            yield queue_id, priority_if_match(headers, sys)
 
     def candidates(self, headers: Mapping[str, str]) -> list[QueueId]:
         """The queues whose filters ``route`` evaluates for a message, in the order added."""

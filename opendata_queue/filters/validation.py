@@ -8,7 +8,7 @@ from decimal import Context, Decimal
 from typing import Final
 
 from opendata_queue.filters.errors import FilterError
-from opendata_queue.filters.like import PatternError, cut
+from opendata_queue.filters.like import PatternError, cut, has_gap
 from opendata_queue.filters.nodes import (
     And,
     Between,
@@ -33,6 +33,10 @@ MAX_TEXT_BYTES: Final = 8_192
 MAX_DEPTH: Final = 32
 MAX_NODES: Final = 512
 MAX_PATTERN_CHARACTERS: Final = 256
+MAX_SEARCHES: Final = 64
+"""For so many texts a new filter may search headers: segments of patterns between two ``%``."""
+MAX_GAPPED_SEARCHES: Final = 8
+"""Of these so many may have a ``_`` inside, which costs several times as much."""
 
 _KINDS: Final = {Text: "text", Number: "number", Boolean: "TRUE or FALSE"}
 _UNIT: Final = Decimal(1).scaleb(-MAX_FRACTION_DIGITS)
@@ -84,6 +88,28 @@ def validate(rules: Sequence[Rule], source: Source = HAND_MADE) -> None:
             if depth > MAX_DEPTH:
                 raise source.error(too_deep(), condition)
             _check(condition, source)
+
+
+def check_cost(rules: Sequence[Rule]) -> None:
+    """``FilterError`` if a filter may cost too much with long headers (RFC 0005, Cost).
+
+    Not for those that are stored: they were made before there was this limit.
+    """
+    searched = [
+        part
+        for rule in rules
+        for condition, _ in walk(rule.condition)
+        if isinstance(condition, Like)
+        for part in cut(condition.pattern, condition.escape).searched
+    ]
+    if len(searched) > MAX_SEARCHES:
+        raise FilterError(
+            f"the filter searches headers for more than {MAX_SEARCHES} texts between two %"
+        )
+    if sum(map(has_gap, searched)) > MAX_GAPPED_SEARCHES:
+        raise FilterError(
+            f"the filter searches headers for more than {MAX_GAPPED_SEARCHES} texts with a _ inside"
+        )
 
 
 def too_deep() -> str:

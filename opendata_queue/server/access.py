@@ -40,6 +40,8 @@ class Caller:
     actions: frozenset[Action]
     confines: bool = True
     """Whether namespaces mean anything: they don't on a broker that asks for no tokens."""
+    subject: str = ""
+    """Whom the token was made out to (``sub``), if that is said."""
 
     @property
     def everywhere(self) -> bool:

@@ -66,6 +66,9 @@ def _watching(broker: Broker) -> list[Route]:
     async def readyz(request: Request) -> Response:
         ready = broker.failure is None and not broker.draining.is_set()
         text = b"ready\n" if ready else b"not ready\n"
+        if ready and broker.system.troubles:
+            # Not why: this asks for no token. It stays ready: to send it no work mends nothing.
+            text = b"ready, degraded: see the log and /metrics\n"
         return Response(status_code=200 if ready else 503, content=text, media_type="text/plain")
 
     async def metrics(inquiry: Inquiry) -> Answer:

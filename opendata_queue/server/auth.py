@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from opendata_queue.clock import Clock
 from opendata_queue.errors import InvalidInputError
 from opendata_queue.server.access import ACTIONS, Caller, everybody
+from opendata_queue.server.key_checks import refuse_what_is_no_secret
 from opendata_queue.server.pages import is_loopback
 from opendata_queue.server.refusals import Refusal, unauthorized
 from opendata_queue.server.settings import ServerSettings
@@ -24,6 +25,8 @@ _ALL: Final = "*"
 _TOKENS_KEPT: Final = 1_024
 _MAX_TOKEN_CHARACTERS: Final = 8_192
 _PEM: Final = "-----BEGIN "
+_LAST_SECOND: Final = 253_402_300_799
+"""Of the year 9999."""
 
 
 class Gate:
@@ -87,7 +90,12 @@ class _Tokens:
                     "verify_aud": self._audience is not None,
                 },
             )
-        except (jwt.PyJWTError, ValueError, TypeError) as error:
+        except RecursionError as error:
+            raise unauthorized("the token is not valid: it is nested too deep") from error
+        except (
+            *(jwt.PyJWTError, ValueError, TypeError, KeyError),
+            *(AttributeError, OverflowError),
+        ) as error:
             raise unauthorized(f"the token is not valid: {error}") from error
         if self._audience is None and "aud" in claims:
             # Somebody else's, who trusts the same key.
@@ -100,6 +108,7 @@ def _algorithm(key: str) -> str:
     if not key.startswith(_PEM):
         if len(key.encode()) < MIN_SECRET_BYTES:
             raise InvalidInputError(f"the secret for tokens has less than {MIN_SECRET_BYTES} bytes")
+        refuse_what_is_no_secret(key)
         return "HS256"
     if "PRIVATE KEY" in key:
         raise InvalidInputError("the key for tokens is a private one: give its public key")
@@ -121,15 +130,26 @@ def _check_times(claims: dict[str, Any], now_ms: int) -> None:
         raise unauthorized("the token is not valid yet")
 
 
+def _check_is_time(claims: dict[str, Any], name: str) -> None:
+    """Refuse what would never come or never end: NaN, which is less than nothing, and infinity."""
+    found = claims.get(name, 0)
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    if not is_number or not 0 <= found <= _LAST_SECOND:
+        raise unauthorized(f"the token's {name} is no time: seconds since 1970, up to year 9999")
+
+
 def _caller(claims: dict[str, Any]) -> Caller:
-    for name in ("exp", "nbf"):
-        if not isinstance(claims.get(name, 0), int | float):
-            raise unauthorized(f"the token's {name} is no number")
+    for name in ("exp", "nbf", "iat"):
+        _check_is_time(claims, name)
+    subject = claims.get("sub", "")
+    if not isinstance(subject, str):
+        raise unauthorized("the token's sub is no text")
     namespaces = _texts(claims, "namespaces")
     actions = _texts(claims, "actions")
     return Caller(
         namespaces=None if _ALL in namespaces else frozenset(namespaces),
         actions=frozenset(one for one in ACTIONS if one in actions or _ALL in actions),
+        subject=subject,
     )
 
 

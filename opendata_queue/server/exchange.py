@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
@@ -14,16 +15,25 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from opendata_queue.allowance import Allowance
 from opendata_queue.clock import Clock
 from opendata_queue.errors import ClosedError, FencedError, OdqError, StoreUnavailableError
 from opendata_queue.server.access import Caller, everybody
 from opendata_queue.server.auth import Gate
+from opendata_queue.server.bad_requests import BadRequests
 from opendata_queue.server.limits import Disconnected, RateLimits, read_body
 from opendata_queue.server.logs import ACCESS_LOGGER
 from opendata_queue.server.metrics import Metrics
 from opendata_queue.server.operations import ServedSystem, Work
 from opendata_queue.server.pages import PageCheck
-from opendata_queue.server.refusals import Refusal, come_back, invalid, refusal_of
+from opendata_queue.server.refusals import (
+    Refusal,
+    come_back,
+    invalid,
+    no_room_to_answer,
+    refusal_of,
+)
+from opendata_queue.server.room import Room, Share
 from opendata_queue.server.settings import ServerSettings
 from opendata_queue.server.trace import trace_of
 from opendata_queue.wire import JSON, MSGPACK, ErrorBody, to_json
@@ -35,6 +45,13 @@ _CLIENT_GONE: Final = 499
 _LOGGED_IDS: Final = 10
 _RETRY_AFTER_MS: Final = 1_000
 _MAX_QUERY_FIELDS: Final = 32
+_COUNTED_ANSWER_BYTES: Final = 64 * 1024
+_LARGE_ANSWER_BYTES: Final = 1024 * 1024
+_ONLY_ONCE: Final = (
+    *(b"authorization", b"host", b"content-type", b"content-length", b"transfer-encoding"),
+    *(b"origin", b"sec-fetch-site"),
+)
+"""Headers by which it is decided what a request may do, and where it ends."""
 
 
 class Broker:
@@ -44,6 +61,7 @@ class Broker:
         self.system = system
         self.settings = settings
         self.clock = clock
+        self.bad_requests = BadRequests(clock)
         self.gate = Gate(settings, clock)
         self.pages = PageCheck(settings)
         self.rates = RateLimits(settings, clock)
@@ -55,6 +73,12 @@ class Broker:
         """Called when the system can't go on: another one took over, or the store failed."""
         self.unsent_bytes: Callable[[], int] = lambda: 0
         """How much of their answers clients have yet to read."""
+        self.bodies = Room(settings.max_bodies_bytes)
+        self.answers = Room(settings.max_unsent_bytes, lambda: self.unsent_bytes())
+
+    def allowance(self) -> Allowance:
+        """Room for one answer."""
+        return Allowance(self.settings.max_answer_bytes, self.answers.take, self.answers.give)
 
     def drain(self) -> None:
         self.draining.set()
@@ -78,6 +102,8 @@ class Inquiry:
     headers: dict[bytes, str]
     query: dict[str, str]
     body: bytes
+    share: Share
+    """Of the room for bodies."""
     work: Work
 
     @property
@@ -127,16 +153,19 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         started = loop.time()
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        work = Work(trace_of(headers), lambda: _disconnected(receive))
+        work = Work(trace_of(headers), lambda: _disconnected(receive), self._broker.allowance())
         status = _CLIENT_GONE
         self._metrics.asked()
         try:
             answer = await self._answer(scope, receive, headers, work)
             status = answer.status
+            if len(answer.body) > _COUNTED_ANSWER_BYTES:
+                work.allowance.settle(len(answer.body))
             await _send(send, answer)
         except Disconnected:
             pass
         finally:
+            work.allowance.give_back()  # from here on it is one of those that are not read yet
             seconds = loop.time() - started
             self._metrics.answered(status, seconds)
             if self._broker.settings.access_log:
@@ -167,24 +196,30 @@ class Endpoint:
             refusal = come_back(503, "the broker is shutting down", _RETRY_AFTER_MS)
             refusal.headers["Connection"] = "close"
             raise refusal
+        if len(headers) < len(scope["headers"]):
+            check_repeated(scope["headers"])
         broker.pages.check(headers)
         caller = (
             everybody() if self._open_to_all else broker.gate.caller(headers.get(b"authorization"))
         )
-        if self._gives_payloads and broker.unsent_bytes() > broker.settings.max_unsent_bytes:
-            raise come_back(503, "clients have yet to read what they were sent", _RETRY_AFTER_MS)
-        body = await read_body(receive, broker.settings, headers.get(b"content-length"))
-        inquiry = Inquiry(
-            caller=caller,
-            headers=headers,
-            query=_query(scope["query_string"]),
-            body=body,
-            work=work,
-        )
+        if self._gives_payloads and broker.answers.is_full:
+            raise no_room_to_answer()
+        share = Share(broker.bodies)
         try:
+            announced = headers.get(b"content-length")
+            inquiry = Inquiry(
+                caller=caller,
+                headers=headers,
+                query=_query(scope["query_string"]),
+                body=await read_body(receive, broker.settings, announced, share),
+                share=share,
+                work=work,
+            )
             return await self._handler(inquiry)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(f"the request makes no sense: {error}") from error
+        finally:
+            share.give_back()
 
     def _log(self, status: int, seconds: float, work: Work) -> None:
         line = {
@@ -211,7 +246,9 @@ def _query(query: bytes) -> dict[str, str]:
         )
     except ValueError as error:
         raise invalid(f"the query makes no sense: {error}") from error
-    return dict(pairs)
+    if len(found := dict(pairs)) < len(pairs):
+        raise invalid("a parameter of the query is given twice")
+    return found
 
 
 def _media_type(text: str | None) -> str:
@@ -226,6 +263,32 @@ def wants_msgpack(headers: dict[bytes, str]) -> bool:
     if JSON in accepted:
         return False
     return _media_type(headers.get(b"content-type")) == MSGPACK
+
+
+def check_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse a request that says two things where one counts: others may go by the other one."""
+    counts = Counter(name for name, _ in headers)
+    for name in _ONLY_ONCE:
+        if counts[name] > 1:
+            raise invalid(f"the header {name.decode()} is given {counts[name]} times")
+
+
+async def large_answer_with(messages: list[Any], inquiry: Inquiry) -> Answer:
+    """An answer that is nothing but messages, made in steps if they are large."""
+    if inquiry.work.allowance.taken_bytes <= _LARGE_ANSWER_BYTES:
+        return answer_with({"messages": messages}, inquiry.headers)
+    as_msgpack = wants_msgpack(inquiry.headers)
+    encode = msgspec.msgpack.encode if as_msgpack else to_json
+    parts = []
+    messages.reverse()
+    while messages:
+        parts.append(encode(messages.pop()))  # and let go of it: one copy is enough
+        await asyncio.sleep(0)
+    if as_msgpack:
+        count = len(parts).to_bytes(4, "big")
+        body = b"".join([b"\x81\xa8messages\xdd", count, *parts])
+        return Answer(body=body, media_type=MSGPACK)
+    return Answer(body=b'{"messages":[%b]}' % b",".join(parts))
 
 
 def answer_with(result: Any, headers: dict[bytes, str]) -> Answer:

@@ -8,55 +8,72 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 from opendata_queue.clock import Clock
-from opendata_queue.server.refusals import come_back, invalid
+from opendata_queue.server.decoding import LARGE_BODY_BYTES, no_room
+from opendata_queue.server.refusals import Refusal, come_back, invalid
+from opendata_queue.server.room import Share
 from opendata_queue.server.settings import ServerSettings
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 _BUCKETS_KEPT: Final = 10_000
 _WHOLE_BODY_FACTOR: Final = 4
+_LONGEST_NUMBER: Final = 20
+_CHUNK_BYTES: Final = 100
+"""What each part of a body takes beside its bytes."""
 
 
 class Disconnected(Exception):
     """The client has gone: nobody waits for an answer."""
 
 
-async def read_body(receive: Receive, settings: ServerSettings, announced: str | None) -> bytes:
-    """A request's body, if it is neither too long nor too slow.
+async def read_body(
+    receive: Receive, settings: ServerSettings, announced: str | None, share: Share
+) -> bytes:
+    """A request's body, if it is neither too long nor too slow, and there is room for it.
 
-    What the client announces is only believed when it is too much.
+    What the client announces is only believed when it is too much. Room is taken as the body comes:
+    one that is slow, or never comes, keeps none from others.
     """
     limit = settings.max_body_bytes
-    if announced is not None and announced.isdigit() and int(announced) > limit:
-        raise _too_long(limit)
+    if announced is not None and announced.isascii() and announced.isdigit():
+        size = int(announced.lstrip("0")[:_LONGEST_NUMBER] or 0)
+        if size > limit:
+            raise _too_long(limit)
+        if size > LARGE_BODY_BYTES and not share.fits(size):
+            raise _closing(no_room())
     pause_seconds = settings.body_timeout_ms / 1000
     try:
         async with asyncio.timeout(pause_seconds):
             first, more = await _chunk(receive)
         if not more:  # nearly always
-            if len(first) > limit:
-                raise _too_long(limit)
+            _check_chunk(len(first), len(first), limit, share)
             return first
         async with asyncio.timeout(pause_seconds * _WHOLE_BODY_FACTOR):
-            return await _rest(receive, first, pause_seconds, limit)
+            return await _rest(receive, first, pause_seconds, limit, share)
     except TimeoutError:
-        refusal = invalid("the body did not come in time", 408)
-        refusal.headers["Connection"] = "close"
-        raise refusal from None
+        raise _closing(invalid("the body did not come in time", 408)) from None
 
 
-async def _rest(receive: Receive, first: bytes, pause_seconds: float, limit: int) -> bytes:
+async def _rest(
+    receive: Receive, first: bytes, pause_seconds: float, limit: int, share: Share
+) -> bytes:
     chunks, size, more = [first], len(first), True
+    _check_chunk(size, size, limit, share)
     while more:
-        if size > limit:
-            raise _too_long(limit)
         async with asyncio.timeout(pause_seconds):
             chunk, more = await _chunk(receive)
         chunks.append(chunk)
         size += len(chunk)
-    if size > limit:
-        raise _too_long(limit)
+        _check_chunk(len(chunk), size, limit, share)
     return b"".join(chunks)
+
+
+def _check_chunk(size: int, so_far: int, limit: int, share: Share) -> None:
+    if so_far > limit:
+        raise _too_long(limit)
+    # Small ones are bounded by the number of connections.
+    if so_far > LARGE_BODY_BYTES and not share.take(size + _CHUNK_BYTES):
+        raise _closing(no_room())
 
 
 async def _chunk(receive: Receive) -> tuple[bytes, bool]:
@@ -67,9 +84,13 @@ async def _chunk(receive: Receive) -> tuple[bytes, bool]:
     return event.get("body", b""), event.get("more_body", False)
 
 
-def _too_long(limit: int) -> Exception:
-    refusal = invalid(f"the body has more than {limit:,} bytes", 413)
-    refusal.headers["Connection"] = "close"  # the rest of it is not read
+def _too_long(limit: int) -> Refusal:
+    return _closing(invalid(f"the body has more than {limit:,} bytes", 413))
+
+
+def _closing(refusal: Refusal) -> Refusal:
+    """The rest of a body is not read."""
+    refusal.headers["Connection"] = "close"
     return refusal
 
 

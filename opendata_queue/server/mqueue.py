@@ -2,7 +2,10 @@
 
 A namespace and a topic are the queue ``namespace/topic``, made on first use, of the messages whose
 headers ``namespace`` and ``topic`` say so. Messages are acked by their id alone: that is taken to
-mean the latest claim of it.
+mean the latest claim of it, if that was made here by the same subject (the ``sub`` of the token).
+Ids can be guessed, so nobody finishes by one what another subject, or a client of ``/v1``, has
+claimed. If ``/dequeue`` is asked for ``receipts``, each message comes with one; with that it is
+exactly that claim, whoever shows it.
 
 A process that only publishes can make no queues. The one that serves them makes it when a topic
 is first asked for, from the beginning of the logs of such processes: so nothing is missed that was
@@ -15,6 +18,7 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -38,21 +42,23 @@ from opendata_queue.ingest import Ingest
 from opendata_queue.messages import NewMessage
 from opendata_queue.queue_options import check_name
 from opendata_queue.queue_state import Claim
-from opendata_queue.receipts import Receipts
+from opendata_queue.receipts import QueueReceipts, Receipts
 from opendata_queue.roles import Role
 from opendata_queue.server.access import Caller
+from opendata_queue.server.decoding import MessagesDecoder
 from opendata_queue.server.exchange import Answer, Broker, Endpoint, Inquiry
-from opendata_queue.server.operations import what_fits
-from opendata_queue.server.refusals import Refusal, invalid
+from opendata_queue.server.refusals import Refusal, invalid, no_room_to_answer
 from opendata_queue.server.trace import with_trace
 from opendata_queue.server.v1 import refusals
 from opendata_queue.shard import MAX_MESSAGE_ID, NAMESPACE_HEADER
-from opendata_queue.wire import JSON, ErrorBody
+from opendata_queue.wire import JSON, ErrorBody, Many
 
 TOPIC_HEADER: Final = "topic"
 
 _RECEIPTS_KEPT: Final = 100_000
 _MAX_LIMIT: Final = 1_000
+_CONSUMER: Final = "mqueue"
+_LONGEST_SUBJECT: Final = 100
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,6}")
 
@@ -68,16 +74,19 @@ class Item(Struct, kw_only=True):
     idempotency_key: str | None = None
 
 
-class LeasedItem(Struct, kw_only=True):
+class LeasedItem(Struct, kw_only=True, omit_defaults=True):
     id: int
     payload: bytes | None
     lease_expires_at: str
+    receipt: str | None = None
+    """If it was asked for."""
 
 
 class Acknowledge(Struct, kw_only=True):
     id: MessageId
     namespace: str
     topic: str
+    receipt: str | None = None
 
 
 class NegativeAcknowledge(Struct, kw_only=True):
@@ -85,6 +94,7 @@ class NegativeAcknowledge(Struct, kw_only=True):
     namespace: str
     topic: str
     error: str = ""
+    receipt: str | None = None
 
 
 class TopicQueues:
@@ -93,12 +103,13 @@ class TopicQueues:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._system = broker.system
-        self._receipts: OrderedDict[tuple[str, int], str] = OrderedDict()
+        self._receipts: OrderedDict[tuple[str, int, str], str] = OrderedDict()
+        """By queue, message and consumer."""
 
     async def enqueue(self, inquiry: Inquiry) -> Answer:
         inquiry.caller.check_action("publish")
         inquiry.check_json()
-        items = _ITEMS.decode(inquiry.body)
+        items = await _ITEMS.decode(inquiry.body, is_msgpack=False, share=inquiry.share)
         if len(items) > self._broker.settings.max_batch:
             raise invalid(f"{len(items)} items are over {self._broker.settings.max_batch}")
         messages = [_message(item, inquiry) for item in items]
@@ -120,13 +131,19 @@ class TopicQueues:
         inquiry.caller.check_action("consume")
         namespace, topic = _required(inquiry, "namespace"), _required(inquiry, "topic")
         limit = _limit(inquiry.query.get("limit", "10"))
+        with_receipts = inquiry.query.get("receipts", "false") == "true"
         queue = self._enter(inquiry.caller, namespace, topic)
         await self._ensure(inquiry.caller, namespace, topic)
         await self._check_confined(inquiry.caller, queue)
-        claimed = await self._system.claim(queue, limit)
-        claimed = await what_fits(self._system, self._broker.settings, queue, claimed)
+        consumer = _consumer(inquiry.caller)
+        assert isinstance(self._system, Engine)  # another one could not make the queue
+        claimed = await self._system.claim(
+            queue, limit, consumer=consumer, within=inquiry.work.allowance
+        )
+        if not claimed and inquiry.work.allowance.no_room:
+            raise no_room_to_answer()
         for message in claimed:
-            self._remember(queue, message.message_id, message.receipt)
+            self._remember((queue, message.message_id, consumer), message.receipt)
         inquiry.work.message_ids = [one.message_id for one in claimed]
         self._broker.metrics.count("claimed", len(claimed))
         leased = [
@@ -134,6 +151,7 @@ class TopicQueues:
                 id=one.message_id,
                 payload=one.payload,
                 lease_expires_at=_timestamp(one.lease_deadline_ms),
+                receipt=one.receipt if with_receipts else None,
             )
             for one in claimed
         ]
@@ -145,9 +163,10 @@ class TopicQueues:
         asked = _ACK.decode(inquiry.body)
         queue = self._enter(inquiry.caller, asked.namespace, asked.topic)
         await self._check_confined(inquiry.caller, queue)
-        receipt = await self._receipt(queue, asked.id)
+        claim = (queue, asked.id, _consumer(inquiry.caller))
+        receipt = await self._receipt(claim, asked.receipt)
         (outcome,) = await self._system.ack(queue, receipt)
-        return self._settled(queue, asked.id, outcome, "acked")
+        return self._settled(claim, outcome, "acked")
 
     async def nack(self, inquiry: Inquiry) -> Answer:
         inquiry.caller.check_action("consume")
@@ -155,13 +174,15 @@ class TopicQueues:
         asked = _NACK.decode(inquiry.body)
         queue = self._enter(inquiry.caller, asked.namespace, asked.topic)
         await self._check_confined(inquiry.caller, queue)
-        receipt = await self._receipt(queue, asked.id)
+        claim = (queue, asked.id, _consumer(inquiry.caller))
+        receipt = await self._receipt(claim, asked.receipt)
         (outcome,) = await self._system.nack(queue, receipt, error=asked.error)
-        return self._settled(queue, asked.id, outcome, "nacked")
+        return self._settled(claim, outcome, "nacked")
 
-    def _settled(self, queue: str, message_id: int, outcome: str, event: str) -> Answer:
-        self._receipts.pop((queue, message_id), None)
+    def _settled(self, claim: tuple[str, int, str], outcome: str, event: str) -> Answer:
+        self._receipts.pop(claim, None)
         if outcome != "ok":
+            queue, message_id, _ = claim
             raise _conflict(f"message {message_id} of {queue} is not leased any more")
         self._broker.metrics.count(event, 1)
         return _json({})
@@ -202,18 +223,27 @@ class TopicQueues:
 
     # --- receipts ---------------------------------------------------------------------------------
 
-    def _remember(self, queue: str, message_id: int, receipt: str) -> None:
-        self._receipts[queue, message_id] = receipt
-        self._receipts.move_to_end((queue, message_id))
+    def _remember(self, claim: tuple[str, int, str], receipt: str) -> None:
+        self._receipts[claim] = receipt
+        self._receipts.move_to_end(claim)
         if len(self._receipts) > _RECEIPTS_KEPT:
             self._receipts.popitem(last=False)
 
-    async def _receipt(self, queue: str, message_id: int) -> str:
+    async def _receipt(self, claim: tuple[str, int, str], given: str | None) -> str:
         """What to show for a message that was handed out, by this broker or the one before it."""
-        receipt = self._receipts.get((queue, message_id))
-        return receipt if receipt is not None else await self._find_receipt(queue, message_id)
+        if given is not None:
+            (shown,) = (await self._signer(claim[0])).read([given])
+            if shown.message_id != claim[1]:
+                raise invalid(f"the receipt is not that of message {claim[1]}")
+            return given
+        receipt = self._receipts.get(claim)
+        return receipt if receipt is not None else await self._find_receipt(*claim)
 
-    async def _find_receipt(self, queue: str, message_id: int) -> str:
+    async def _signer(self, queue: str) -> QueueReceipts:
+        created_at_ms = (await self._system.get_queue(queue)).created_at_ms
+        return Receipts(self._system.descriptor.secret_bytes).of(queue.encode(), created_at_ms)
+
+    async def _find_receipt(self, queue: str, message_id: int, consumer: str) -> str:
         found = await self._system.history(message_id)
         entries = () if found is None else found.entries
         entry = next((one for one in entries if one.queue == queue), None)
@@ -224,17 +254,29 @@ class TopicQueues:
             raise Refusal(404, body)
         if entry.state != "in_flight":
             raise _conflict(f"message {message_id} of {queue} is {entry.state}, and not leased")
+        if entry.consumer != consumer:
+            raise _conflict(
+                f"message {message_id} of {queue} was leased by another one: send its receipt"
+            )
         assert entry.attempts is not None
         assert entry.claimed_at_ms is not None
         claim = Claim(message_id, entry.attempts, entry.claimed_at_ms)
-        created_at_ms = (await self._system.get_queue(queue)).created_at_ms
-        signer = Receipts(self._system.descriptor.secret_bytes)
-        return signer.of(queue.encode(), created_at_ms).make(claim)
+        return (await self._signer(queue)).make(claim)
 
 
-_ITEMS: Final = msgspec.json.Decoder(list[Item])
+_ITEMS: Final[MessagesDecoder[list[Item]]] = MessagesDecoder(
+    Many[Item], Many[msgspec.Raw], Item, lambda outline: outline, lambda _, items: items
+)
 _ACK: Final = msgspec.json.Decoder(Acknowledge)
 _NACK: Final = msgspec.json.Decoder(NegativeAcknowledge)
+
+
+def _consumer(caller: Caller) -> str:
+    """Who claims, and may ack by an id alone: the same subject, through any broker."""
+    subject = caller.subject
+    if len(subject) > _LONGEST_SUBJECT:
+        subject = sha256(subject.encode(errors="replace")).hexdigest()
+    return f"{_CONSUMER}:{subject}" if subject else _CONSUMER
 
 
 def _checked_queue(caller: Caller, namespace: str, topic: str) -> str:
@@ -264,7 +306,9 @@ def _message(item: Item, inquiry: Inquiry) -> NewMessage:
 
 
 def _milliseconds(moment: datetime) -> int:
-    since = (moment.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
+    # Not by astimezone: in the first and in the last year that leaves what a datetime can say.
+    offset = moment.utcoffset() or timedelta()
+    since = (moment.replace(tzinfo=UTC) - _EPOCH - offset) // timedelta(milliseconds=1)
     return max(0, since)
 
 
@@ -326,6 +370,7 @@ def paths() -> dict[str, Any]:
             "in": "query",
             "schema": {"type": "integer", "minimum": 1, "maximum": _MAX_LIMIT, "default": 10},
         },
+        {"name": "receipts", "in": "query", "schema": {"type": "boolean", "default": False}},
     ]
     return {
         "/enqueue": {

@@ -10,20 +10,31 @@ from dataclasses import replace
 from typing import Any, Final
 
 from opendata_queue import wire
+from opendata_queue.allowance import Allowance, headers_bytes
 from opendata_queue.engine import Engine
 from opendata_queue.ingest import Ingest
-from opendata_queue.interface import Outcome, QueueInfo, QueuePage, QueueStats
-from opendata_queue.messages import ClaimedMessage, NewMessage
+from opendata_queue.interface import (
+    FailedMessage,
+    Outcome,
+    QueueEntry,
+    QueueInfo,
+    QueuePage,
+    QueueStats,
+)
+from opendata_queue.messages import ClaimedMessage, NewMessage, StoredMessage
 from opendata_queue.queue_options import QueueOptions
 from opendata_queue.server.access import Caller, namespace_of
 from opendata_queue.server.limits import Disconnected, RateLimits
-from opendata_queue.server.refusals import come_back, invalid
+from opendata_queue.server.refusals import come_back, invalid, no_room_to_answer
 from opendata_queue.server.settings import ServerSettings
 from opendata_queue.server.trace import Trace, with_trace
 from opendata_queue.shard import NAMESPACE_HEADER
 
 _ASK_ANOTHER_MS: Final = 100
 _RECEIPT_HEAD: Final = struct.Struct(">QH")
+_FAILED_AT_ONCE: Final = 250
+_ENTRY_BYTES: Final = 10
+_QUEUE_ENTRY_BYTES: Final = 300
 
 
 ServedSystem = Engine | Ingest
@@ -32,10 +43,17 @@ ServedSystem = Engine | Ingest
 class Work:
     """One request under way: what its handler may want to know beside its arguments."""
 
-    __slots__ = ("disconnected", "message_ids", "trace")
+    __slots__ = ("allowance", "disconnected", "message_ids", "trace")
 
-    def __init__(self, trace: Trace, disconnected: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        disconnected: Callable[[], Awaitable[None]],
+        allowance: Allowance,
+    ) -> None:
         self.trace = trace
+        self.allowance = allowance
+        """Room for its answer."""
         self.disconnected = disconnected
         """Returns when the client has gone."""
         self.message_ids: list[int] = []
@@ -92,15 +110,24 @@ class Operations:
     async def read(self, caller: Caller, asked: wire.Read, work: Work) -> wire.StoredMessages:
         self._check_batch(asked.message_ids)
         self._look(caller)
-        found = await self._system.read_many(map(wire.id_of, asked.message_ids))
-        messages = [
-            one if one is not None and caller.may_see(one.headers) else None for one in found
-        ]
-        present = [one for one in messages if one is not None]
-        if _fitting(self._settings, present) < len(present):
+        ids = [*map(wire.id_of, asked.message_ids)]
+        once = [*dict.fromkeys(ids)]
+        found = await self._system.read_within(once, work.allowance)
+        by_id = dict(zip(once, found, strict=False))
+        # An id that is asked for twice is read once, and takes its place in the answer twice.
+        fits = len(found) == len(once) and (
+            len(once) == len(ids) or work.allowance.take(_repeated_bytes(ids, by_id))
+        )
+        if not fits:
+            if work.allowance.no_room:
+                raise no_room_to_answer()
             raise invalid(
                 f"these messages have over {self._settings.max_answer_bytes:,} bytes: ask for fewer"
             )
+        messages = [
+            one if one is not None and caller.may_see(one.headers) else None
+            for one in map(by_id.__getitem__, ids)
+        ]
         return wire.StoredMessages(messages=messages)
 
     # --- queues -----------------------------------------------------------------------------------
@@ -137,7 +164,9 @@ class Operations:
     async def list_queues(self, caller: Caller, asked: wire.Nothing, work: Work) -> wire.QueueNames:
         self._look(caller)
         names = await self._system.list_queues()
-        return wire.QueueNames(queues=[name for name in names if caller.may_use(name)])
+        names = [name for name in names if caller.may_use(name)]
+        _take(work, sum(map(len, names)) + _ENTRY_BYTES * len(names))
+        return wire.QueueNames(queues=names)
 
     async def stats(self, caller: Caller, asked: wire.Queue, work: Work) -> QueueStats:
         await self._enter(caller, asked.queue)
@@ -147,14 +176,18 @@ class Operations:
 
     async def peek(self, caller: Caller, asked: wire.Peek, work: Work) -> wire.PeekedMessages:
         await self._enter(caller, asked.queue)
-        messages = await self._system.peek(asked.queue, asked.count)
-        return wire.PeekedMessages(messages=messages[: _fitting(self._settings, messages)])
+        messages = await self._engine.peek(asked.queue, asked.count, within=work.allowance)
+        if not messages and work.allowance.no_room:
+            raise no_room_to_answer()
+        return wire.PeekedMessages(messages=messages)
 
     async def browse(self, caller: Caller, asked: wire.Browse, work: Work) -> QueuePage:
         await self._enter(caller, asked.queue)
-        return await self._system.browse(
+        page = await self._system.browse(
             asked.queue, asked.state, after=asked.after, limit=asked.limit
         )
+        _take(work, sum(map(_entry_bytes, page.entries)))
+        return page
 
     async def history(self, caller: Caller, asked: wire.History, work: Work) -> wire.FoundHistory:
         self._look(caller)
@@ -162,6 +195,11 @@ class Operations:
         if found is None or not caller.may_see(found.headers):
             return wire.FoundHistory(history=None)
         entries = tuple(one for one in found.entries if caller.may_use(one.queue))
+        if not caller.everywhere:
+            # Who has claimed it is noted for all queues together: show who has it in these.
+            consumers = {one.consumer for one in entries}
+            found = replace(found, consumers=tuple(c for c in found.consumers if c in consumers))
+        _take(work, headers_bytes(found.headers) + sum(map(_entry_bytes, entries)))
         return wire.FoundHistory(history=replace(found, entries=entries))
 
     # --- consuming --------------------------------------------------------------------------------
@@ -169,29 +207,31 @@ class Operations:
     async def claim(self, caller: Caller, asked: wire.Claim, work: Work) -> wire.ClaimedMessages:
         await self._enter(caller, asked.queue)
         # Mostly there is something, and nothing has to be watched meanwhile.
-        claimed = await self._claim(asked, wait_ms=min(asked.wait_ms, 0))
+        claimed = await self._claim(asked, min(asked.wait_ms, 0), work)
         if not claimed and asked.wait_ms > 0:
             wait_ms = min(asked.wait_ms, self._settings.max_wait_ms)
             claimed = await self._claim_waiting(asked, wait_ms, work)
-        claimed = await what_fits(self._system, self._settings, asked.queue, claimed)
+        if not claimed and work.allowance.no_room:
+            raise no_room_to_answer()
         work.message_ids = [one.message_id for one in claimed]
         self._count("claimed", len(claimed))
         return wire.ClaimedMessages(messages=claimed)
 
-    async def _claim(self, asked: wire.Claim, wait_ms: int) -> list[ClaimedMessage]:
-        return await self._system.claim(
+    async def _claim(self, asked: wire.Claim, wait_ms: int, work: Work) -> list[ClaimedMessage]:
+        return await self._engine.claim(
             asked.queue,
             asked.count,
             consumer=asked.consumer,
             lease_ms=asked.lease_ms,
             wait_ms=wait_ms,
+            within=work.allowance,
         )
 
     async def _claim_waiting(
         self, asked: wire.Claim, wait_ms: int, work: Work
     ) -> list[ClaimedMessage]:
         """Wait for messages, unless the client goes away or the broker shuts down."""
-        claiming = asyncio.ensure_future(self._claim(asked, wait_ms))
+        claiming = asyncio.ensure_future(self._claim(asked, wait_ms, work))
         gone = asyncio.ensure_future(work.disconnected())
         draining = asyncio.ensure_future(self._draining.wait())
         try:
@@ -252,11 +292,27 @@ class Operations:
         self, caller: Caller, asked: wire.ListFailed, work: Work
     ) -> wire.FailedMessages:
         await self._enter(caller, asked.queue)
-        after_id = int(asked.after_id)
-        messages = await self._system.failed(
-            asked.queue, filter=asked.filter, after_id=after_id, limit=asked.limit
-        )
-        return wire.FailedMessages(messages=messages)
+        after_id, limit = int(asked.after_id), asked.limit
+        messages: list[FailedMessage] = []
+        while True:
+            some = await self._system.failed(
+                asked.queue,
+                filter=asked.filter,
+                after_id=after_id,
+                limit=min(limit, _FAILED_AT_ONCE) if limit > 0 else limit,
+            )
+            if some and not messages:
+                work.allowance.first_id = some[0].message_id
+            for one in some:
+                if not work.allowance.take(_failed_bytes(one), one.message_id):
+                    if not messages:
+                        raise no_room_to_answer()
+                    return wire.FailedMessages(messages=messages, more=True)
+                messages.append(one)
+            limit -= len(some)
+            if limit <= 0 or len(some) < _FAILED_AT_ONCE:
+                return wire.FailedMessages(messages=messages)
+            after_id = some[-1].message_id
 
     async def replay(self, caller: Caller, asked: wire.ChooseFailed, work: Work) -> wire.MessageIds:
         return await self._finish_failed(self._system.replay, caller, asked)
@@ -279,6 +335,12 @@ class Operations:
             asked.queue, *ids, all=asked.all, filter=asked.filter, limit=asked.limit
         )
         return wire.MessageIds(message_ids=chosen)
+
+    @property
+    def _engine(self) -> Engine:
+        """The system, where it serves queues; otherwise what is asked for was refused before."""
+        assert isinstance(self._system, Engine)
+        return self._system
 
     # --- may they? --------------------------------------------------------------------------------
 
@@ -313,23 +375,30 @@ class Operations:
             )
 
 
-async def what_fits(
-    system: ServedSystem, settings: ServerSettings, queue: str, claimed: list[ClaimedMessage]
-) -> list[ClaimedMessage]:
-    """As many as an answer may hold; the others are given back."""
-    fitting = _fitting(settings, claimed)
-    if fitting < len(claimed):
-        await system.release(queue, *claimed[fitting:])
-    return claimed[:fitting]
+def _take(work: Work, size_bytes: int) -> None:
+    """Take room for an answer that has a bound of its own, before it is made."""
+    if not work.allowance.reserve(size_bytes):
+        raise no_room_to_answer()
 
 
-def _fitting(settings: ServerSettings, messages: Collection[Any]) -> int:
-    size = 0
-    for index, message in enumerate(messages):
-        size += len(message.payload or b"")
-        if size > settings.max_answer_bytes and index:
-            return index
-    return len(messages)
+def _repeated_bytes(ids: list[int], by_id: dict[int, StoredMessage | None]) -> int:
+    """The size of all messages but the first one of each id."""
+    size_bytes = 0
+    for message_id, count in Counter(ids).items():
+        message = by_id[message_id]
+        if message is not None and count > 1:
+            payload_bytes = len(message.payload or b"")
+            size_bytes += (count - 1) * (payload_bytes + headers_bytes(message.headers))
+    return size_bytes
+
+
+def _entry_bytes(entry: QueueEntry) -> int:
+    return _QUEUE_ENTRY_BYTES + len(entry.consumer or "") + len(entry.error or "")
+
+
+def _failed_bytes(message: FailedMessage) -> int:
+    texts = len(message.consumer) + len(message.error)
+    return _QUEUE_ENTRY_BYTES + texts + headers_bytes(message.headers)
 
 
 def _shown(caller: Caller, info: QueueInfo) -> QueueInfo:

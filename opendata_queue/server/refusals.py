@@ -36,6 +36,9 @@ _STATUS: Final[Mapping[type[OdqError], int]] = {
 }
 
 
+_RETRY_AFTER_MS: Final = 1_000
+
+
 class Refusal(Exception):
     """A request that is answered with an error."""
 
@@ -68,6 +71,10 @@ def unauthorized(message: str) -> Refusal:
 
 def forbidden(message: str) -> Refusal:
     return Refusal(403, ErrorBody(error=StoreAccessError.__name__, message=message, refused=True))
+
+
+def no_room_to_answer() -> Refusal:
+    return come_back(503, "clients have yet to read what they were sent", _RETRY_AFTER_MS)
 
 
 def come_back(status: int, message: str, retry_after_ms: int) -> Refusal:

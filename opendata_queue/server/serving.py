@@ -8,11 +8,10 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from odq_compactor import CompactorOptions, look_after, look_after_shard
 from opendata_queue.clock import Clock, SystemClock
@@ -25,6 +24,7 @@ from opendata_queue.ownership import ALL_ROLES, Vacancy, stand_by
 from opendata_queue.roles import Role
 from opendata_queue.server.app import Shortcut, make_app
 from opendata_queue.server.auth import check_address
+from opendata_queue.server.connections import Connection, Connections
 from opendata_queue.server.exchange import Broker
 from opendata_queue.server.open_files import make_room_for
 from opendata_queue.server.operations import ServedSystem
@@ -35,9 +35,6 @@ from opendata_queue.store import Objects, StoreSettings
 logger = logging.getLogger(__name__)
 
 _BACKLOG: Final = 2_048
-_MAX_HEAD_BYTES: Final = 64 * 1024
-"""And what one read from the network brings beyond that."""
-
 _LOOK_MS: Final = 1_000
 _LOOK_AT_REQUESTS_SECONDS: Final = 0.1
 
@@ -273,7 +270,7 @@ async def _serve_system(
     engine.on_lost = broker.notice
     stopping: asyncio.Task[None] | None = None
     try:
-        server = _Server(_configuration(broker), broker)
+        server = Server(broker)
         broker.on_failure = server.stop
         stopping = asyncio.create_task(server.stop_when_told(signals))
         announce(f"listening on {_address(listening)}")
@@ -335,17 +332,13 @@ def _listening_errors(host: str, port: int) -> Iterator[None]:
         raise StoreAccessError(f"can't listen on {host} port {port}: {error}") from error
 
 
-def _configuration(broker: Broker) -> uvicorn.Config:
+def _configuration(broker: Broker, connections: Connections) -> uvicorn.Config:
     settings = broker.settings
 
-    class Protocol(_PatientProtocol):
-        header_timeout_seconds = settings.header_timeout_ms / 1000
-        max_connections = settings.max_connections
-        write_timeout_seconds = settings.write_timeout_ms / 1000
-        silent: ClassVar[dict[_PatientProtocol, None]] = {}
-        slow: ClassVar[set[_PatientProtocol]] = set()
+    class Protocol(Connection):
+        kept = connections
 
-    broker.unsent_bytes = Protocol.unsent_bytes
+    broker.unsent_bytes = connections.unsent_bytes
     return uvicorn.Config(
         Shortcut(make_app(broker)),
         http=Protocol,
@@ -356,116 +349,21 @@ def _configuration(broker: Broker) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         proxy_headers=False,  # nobody asks where a request comes from
-        timeout_keep_alive=max(1, settings.idle_timeout_ms // 1000),
         timeout_graceful_shutdown=max(1, settings.shutdown_timeout_ms // 1000),
     )
 
 
-class _PatientProtocol(HttpToolsProtocol):
-    """A connection whose client has only so long to say what it wants, and to read the answer."""
-
-    header_timeout_seconds: float
-    max_connections: int
-    write_timeout_seconds: float
-    silent: ClassVar[dict[_PatientProtocol, None]]
-    """All whose clients have not asked for anything yet, the oldest first."""
-    slow: ClassVar[set[_PatientProtocol]]
-    """All whose clients have yet to read much of an answer."""
-
-    _deadline: asyncio.TimerHandle | None = None
-    """There is one as long as the head of a request is waited for."""
-    _head_bytes = 0
-    _write_deadline: asyncio.TimerHandle | None = None
-    """There is one as long as an answer waits to be read."""
-
-    def data_received(self, data: bytes) -> None:
-        if self._head_bytes > _MAX_HEAD_BYTES:
-            self._stop_waiting()
-            self.send_400_response("The head of the request is too long.")
-            return
-        super().data_received(data)
-        self._head_bytes = 0 if self._deadline is None else self._head_bytes + len(data)
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if len(self.connections) > self.max_connections and not self._close_a_silent_one():
-            transport.close()
-        else:
-            self._start_waiting()
-            self.silent[self] = None
-
-    def _close_a_silent_one(self) -> bool:
-        """Make room: whoever has been there longest without asking for anything goes first."""
-        silent = next(iter(self.silent), None)
-        if silent is None:
-            return False
-        silent._stop_waiting()
-        silent.transport.close()
-        return True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        self._stop_watching()
-        super().connection_lost(exc)
-
-    @classmethod
-    def unsent_bytes(cls) -> int:
-        """How much clients have yet to read, but for what a system keeps for each anyway."""
-        return sum(one.transport.get_write_buffer_size() for one in cls.slow)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.slow.add(self)
-        self._watch_writing()
-
-    def resume_writing(self) -> None:
-        self._stop_watching()
-        super().resume_writing()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        if self._deadline is None:
-            self._start_waiting()
-
-    def on_headers_complete(self) -> None:
-        self._stop_waiting()
-        super().on_headers_complete()
-
-    def _start_waiting(self) -> None:
-        self._deadline = self.loop.call_later(self.header_timeout_seconds, self.transport.close)
-
-    def _stop_waiting(self) -> None:
-        self.silent.pop(self, None)
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _watch_writing(self) -> None:
-        left_bytes = self.transport.get_write_buffer_size()
-        self._write_deadline = self.loop.call_later(
-            self.write_timeout_seconds, self._check_written, left_bytes
-        )
-
-    def _check_written(self, before_bytes: int) -> None:
-        if self.transport.get_write_buffer_size() < before_bytes:
-            self._watch_writing()
-            return
-        logger.warning("a client that does not read its answer is hung up on")
-        self.transport.abort()  # to close it would wait for the client, and keep the answer
-
-    def _stop_watching(self) -> None:
-        self.slow.discard(self)
-        if self._write_deadline is not None:
-            self._write_deadline.cancel()
-            self._write_deadline = None
-
-
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Refuses new work from the first signal on, and ends well."""
 
-    def __init__(self, config: uvicorn.Config, broker: Broker) -> None:
-        super().__init__(config)
+    def __init__(self, broker: Broker) -> None:
+        self.kept = Connections(broker.settings, broker.bad_requests)
+        super().__init__(_configuration(broker, self.kept))
         self._broker = broker
+
+    async def on_tick(self, counter: int) -> bool:
+        self.kept.sweep_in_time(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -489,5 +387,6 @@ class _Server(uvicorn.Server):
         under_way = set(self.server_state.tasks)
         while under_way and not self.force_exit and loop.time() < deadline:
             _, under_way = await asyncio.wait(under_way, timeout=_LOOK_AT_REQUESTS_SECONDS)
+            self.kept.sweep_in_time(loop.time())
         self.config.timeout_graceful_shutdown = max(1, round(deadline - loop.time()))
         await super().shutdown(sockets)

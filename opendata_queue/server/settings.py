@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from opendata_queue.owner_files import DEFAULT_LEASE_MS
 from opendata_queue.roles import Role
+from opendata_queue.wire import MAX_BATCH
 
 Positive = Annotated[int, Field(ge=1)]
 Milliseconds = Annotated[int, Field(ge=1, le=3_600_000)]
@@ -45,8 +46,10 @@ class ServerSettings(BaseModel):
 
     max_body_bytes: Positive = 72 * 1024 * 1024
     max_answer_bytes: Positive = 64 * 1024 * 1024
-    """Of payloads in one answer to a claim; at least one message is given all the same."""
-    max_batch: Positive = 10_000
+    """Of messages in one answer, headers included; at least one is given all the same."""
+    max_bodies_bytes: Positive = 256 * 1024 * 1024
+    """Of all bodies together that are being read and worked on; one more gets a 503."""
+    max_batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] = MAX_BATCH
     """Messages, ids or receipts in one request."""
     max_wait_ms: Milliseconds = 30_000
     """How long a claim may wait; one that asks for more waits so long."""
@@ -58,7 +61,8 @@ class ServerSettings(BaseModel):
     write_timeout_ms: Milliseconds = 30_000
     """How long a client may read nothing of an answer that waits for it."""
     max_unsent_bytes: Positive = 256 * 1024 * 1024
-    """Of answers that clients have yet to read, beyond which no more payloads are given out."""
+    """Of all answers together that are being made, or that clients have yet to read; no message is
+    read for which there is no room, and who asks gets a 503."""
     idle_timeout_ms: Milliseconds = 75_000
     """How long a connection is kept between requests."""
     max_topic_queues: Positive = 10_000

@@ -5,14 +5,32 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
-import msgspec
 from starlette.routing import Route
 
-from opendata_queue.server.exchange import Answer, Broker, Endpoint, Inquiry, answer_with
+from opendata_queue import wire
+from opendata_queue.server.decoding import BodyDecoder, MessagesDecoder
+from opendata_queue.server.exchange import (
+    Answer,
+    Broker,
+    Endpoint,
+    Inquiry,
+    answer_with,
+    large_answer_with,
+)
 from opendata_queue.server.operations import Operations
 from opendata_queue.wire import JSON, MSGPACK, OPERATIONS, ErrorBody, Operation, json_schemas
 
-_GIVE_PAYLOADS: Final = frozenset({"read", "peek", "claim"})
+_GIVE_MUCH: Final = frozenset(
+    {"read", "peek", "claim", "failed", "browse", "history", "list_queues"}
+)
+_ONLY_MESSAGES: Final = (wire.StoredMessages, wire.PeekedMessages, wire.ClaimedMessages)
+_PUBLISH: Final[MessagesDecoder[wire.Publish]] = MessagesDecoder(
+    wire.Publish,
+    wire.PublishOutline,
+    wire.MessageToPublish,
+    lambda outline: outline.messages,
+    lambda outline, messages: outline.with_messages(messages),
+)
 
 
 def routes(broker: Broker) -> Iterator[Route]:
@@ -25,7 +43,7 @@ def routes(broker: Broker) -> Iterator[Route]:
             broker,
             operation.path,
             _handler(operation, handler),
-            gives_payloads=operation.name in _GIVE_PAYLOADS,
+            gives_payloads=operation.name in _GIVE_MUCH,
         )
         yield Route(operation.path, endpoint, methods=["POST"])
 
@@ -33,17 +51,20 @@ def routes(broker: Broker) -> Iterator[Route]:
 def _handler(
     operation: Operation, handler: Callable[..., Awaitable[Any]]
 ) -> Callable[[Inquiry], Awaitable[Answer]]:
-    from_msgpack = msgspec.msgpack.Decoder(operation.request)
-    from_json = msgspec.json.Decoder(operation.request)
+    decoder: BodyDecoder[Any] | MessagesDecoder[Any] = BodyDecoder(operation.request)
+    if operation.request is wire.Publish:
+        decoder = _PUBLISH
 
     async def handle(inquiry: Inquiry) -> Answer:
         inquiry.caller.check_action(operation.action)
-        if inquiry.is_msgpack:
-            asked = from_msgpack.decode(inquiry.body)
-        else:
+        is_msgpack = inquiry.is_msgpack
+        if not is_msgpack:
             inquiry.check_json()
-            asked = from_json.decode(inquiry.body)
-        return answer_with(await handler(inquiry.caller, asked, inquiry.work), inquiry.headers)
+        asked = await decoder.decode(inquiry.body, is_msgpack=is_msgpack, share=inquiry.share)
+        answer = await handler(inquiry.caller, asked, inquiry.work)
+        if isinstance(answer, _ONLY_MESSAGES):
+            return await large_answer_with(answer.messages, inquiry)
+        return answer_with(answer, inquiry.headers)
 
     return handle
 

@@ -47,7 +47,7 @@ def backtest(
     """
     if not 0 <= examples <= MAX_EXAMPLES:
         raise InvalidInputError(f"examples is {examples}, not within 0 to {MAX_EXAMPLES}")
-    parsed = Filter.parse(text)
+    parsed = Filter.given(text)
     asyncio.run(check_root(root))
     messages = _read(spark, root, "messages")
     if since_ms is not None:

@@ -19,8 +19,9 @@ from odq_encodings import (
 )
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.errors import CorruptStoreError, OdqError
+from opendata_queue.features import checked_features
 from opendata_queue.metadata_log import MetadataLog
-from opendata_queue.payloads import is_user_uri
+from opendata_queue.payloads import BlobPlace, is_user_uri, read_blob
 from opendata_queue.shard_files import is_bulk
 from opendata_queue.spark.arrow_rows import Batches
 from opendata_queue.spark.columns import Batch
@@ -61,6 +62,7 @@ async def message_batches(
     its time by then, and left out. So are messages that go while they are read.
     """
     clock = clock or SystemClock()
+    await checked_features(objects)
     for one in ranges:
         try:
             async for batch in _batches_of(objects, one, batches, now_ms, clock):
@@ -161,7 +163,7 @@ class _Payloads:
                 self._at_hand[int.from_bytes(key[_ID_OFFSET:], "big")] = value
             self._read_up_to = int.from_bytes(rows[-1][0][_ID_OFFSET:], "big")
         found: list[_Payload | None] = []
-        large: dict[int, str] = {}
+        large: dict[int, BlobPlace] = {}
         for message_id, *_ in entries:
             stored = self._at_hand.get(message_id)
             if stored is None:
@@ -178,20 +180,20 @@ class _Payloads:
             elif is_user_uri(payload.uri):
                 found.append((None, payload.uri))
             else:
-                large[len(found)] = payload.uri
+                large[len(found)] = BlobPlace.parse(payload.uri, f"message {message_id}")
                 found.append(None)
         for place, blob in (await self._read_blobs(large)).items():
             found[place] = (blob, None)
         self._at_hand = {one: row for one, row in self._at_hand.items() if one > last}
         return found
 
-    async def _read_blobs(self, paths: dict[int, str]) -> dict[int, bytes]:
-        """The objects that are there, by their places."""
+    async def _read_blobs(self, blobs_at: dict[int, BlobPlace]) -> dict[int, bytes]:
+        """The objects that are there, by the places of their messages."""
         blobs: dict[int, bytes] = {}
-        places = list(paths)
+        places = list(blobs_at)
         for start in range(0, len(places), _BLOBS_AT_ONCE):
             some = places[start : start + _BLOBS_AT_ONCE]
-            read = await asyncio.gather(*(self._objects.read(paths[one]) for one in some))
+            read = await asyncio.gather(*(read_blob(self._objects, blobs_at[one]) for one in some))
             blobs |= {one: data for one, data in zip(some, read, strict=True) if data is not None}
         return blobs
 

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from opendata_queue.clock import SystemClock
+from opendata_queue.features import checked_features
 from opendata_queue.shard import MAX_MESSAGE_ID
 from opendata_queue.spark.arrow_rows import Batches, in_steps
 from opendata_queue.spark.columns import Batch
@@ -145,7 +146,9 @@ class QueueTableReader(DataSourceReader):
     async def _batches(self, now_ms: int) -> AsyncIterator[Batch]:
         batches = Batches(self._schema)
         gathered = []
-        async with moment_of(open_objects(self._root), QUEUE_STORE) as reader:
+        objects = open_objects(self._root)
+        await checked_features(objects)
+        async with moment_of(objects, QUEUE_STORE) as reader:
             if reader is None:  # nobody has served this root yet
                 return
             async for records in queue_table(reader, self._table, now_ms):

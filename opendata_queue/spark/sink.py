@@ -27,6 +27,7 @@ from opendata_queue.bulk import BulkResult, BulkShard
 from opendata_queue.clock import Clock, SystemClock
 from opendata_queue.commit_files import Commit, CommitFiles, CommittedShard
 from opendata_queue.errors import InvalidInputError, StoreUnavailableError
+from opendata_queue.features import CHECKED_BLOBS, checked_features
 from opendata_queue.recent import CheckedMessage
 from opendata_queue.root_time import continued_clock, last_root_time
 from opendata_queue.shard_files import COMMITTED_WITHIN_MS, ShardFiles, earliest_bulk_shard
@@ -76,6 +77,7 @@ class SinkTask:
 
     async def run(self, batches: Iterator[Batch], job: str, partition: int) -> TaskReport:
         objects = Objects.open(self.options.root, StoreSettings())
+        features = await checked_features(objects)
         report = TaskReport(job=job, partition=partition, rejected=RejectedFiles())
         if self.repeated or await CommitFiles(objects).read(job) is not None:
             for _ in batches:
@@ -84,7 +86,7 @@ class SinkTask:
         rejects = None
         if self.options.rejects is not None:
             rejects = Rejects(self.options.rejects, job, partition, secrets.token_hex(8))
-        filling = _Filling(objects, self.layout, job, SystemClock(), few_bytes(partition))
+        filling = _Filling(objects, self.layout, job, SystemClock(), few_bytes(partition), features)
         try:
             first_row = 0
             for batch in batches:
@@ -145,9 +147,16 @@ class _Filling:
     """Where the rows of a task attempt go: a shard, which is reserved when they are enough."""
 
     def __init__(
-        self, objects: Objects, layout: Layout, job: str, clock: Clock, few_bytes: int
+        self,
+        objects: Objects,
+        layout: Layout,
+        job: str,
+        clock: Clock,
+        few_bytes: int,
+        features: frozenset[str],
     ) -> None:
         self._objects = objects
+        self._checked_blobs = CHECKED_BLOBS in features
         self._layout = layout
         self._job = job
         self._clock = clock
@@ -174,7 +183,9 @@ class _Filling:
         # Executors have clocks of their own; retentions and delays are by the root's.
         path = files.path_of(reservation.shard)
         clock = await continued_clock(self._objects, self._clock, known, path)
-        self._shard = await BulkShard.create(self._objects, reservation.shard, clock)
+        self._shard = await BulkShard.create(
+            self._objects, reservation.shard, clock, checked_blobs=self._checked_blobs
+        )
         few, self._few = self._few, []
         for batch in few:
             await _Checked.of(batch, self._layout).add_to(self._shard)
@@ -257,7 +268,8 @@ async def _shard_of(
     few: Sequence[TaskReport], layout: Layout, objects: Objects, job: str
 ) -> BulkResult:
     """One shard for the rows of all tasks that had few."""
-    filling = _Filling(objects, layout, job, SystemClock(), few_bytes=0)
+    features = await checked_features(objects)
+    filling = _Filling(objects, layout, job, SystemClock(), few_bytes=0, features=features)
     try:
         for one in few:
             for batch in decode_batches(one.few):

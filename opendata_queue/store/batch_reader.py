@@ -3,8 +3,9 @@
 The binding makes five calls and a `KeyValue` with five fields for every row; we want its key and
 its value. So the buffer that SlateDB returns is taken apart here: 0.8 µs a row instead of 3.7.
 A short scan is one job of the C helper, where that is at hand, instead of two futures of the
-binding's that each cost the event loop 100 µs and more. Where the binding is not the one that this
-was written for, its own way is taken.
+binding's that each cost the event loop 100 µs and more; so is each part of a long one, which the
+binding would read on the event loop's own thread. Where the binding is not the one that this was
+written for, its own way is taken.
 """
 
 from __future__ import annotations
@@ -30,10 +31,34 @@ from opendata_queue.store.native_library import Unusable
 logger = logging.getLogger(__name__)
 
 Row = tuple[bytes, bytes]
-_Reader = Callable[[slatedb.DbIterator, int], Awaitable[list[Row]]]
+
+
+class ScannedRows:
+    """Some rows of a scan, not taken apart yet if the binding's own bytes are at hand."""
+
+    __slots__ = ("_rows", "packed")
+
+    def __init__(self, packed: bytes | None, rows: list[Row] | None = None) -> None:
+        self.packed = packed
+        """As ``parse_rows`` takes them; none where only ``rows`` are there."""
+        self._rows = rows
+
+    def __len__(self) -> int:
+        if self.packed is not None:
+            return int(_unpack_count(self.packed, 0)[0])
+        return len(self.rows())
+
+    def rows(self) -> list[Row]:
+        if self._rows is None:
+            assert self.packed is not None
+            self._rows = parse_rows(self.packed)
+        return self._rows
+
+
+_Reader = Callable[[slatedb.DbIterator, int], Awaitable[ScannedRows]]
 
 _ShortScan = Callable[
-    [slatedb.Db | slatedb.DbReader, bytes, bytes, slatedb.ScanOptions, int], Awaitable[list[Row]]
+    [slatedb.Db | slatedb.DbReader, bytes, bytes, slatedb.ScanOptions, int], Awaitable[ScannedRows]
 ]
 
 # uniffi's hashes over signatures.
@@ -53,6 +78,11 @@ _EXPIRY_BYTES = 8
 
 async def next_rows(iterator: slatedb.DbIterator, limit: int) -> list[Row]:
     """Up to `limit` further rows; fewer mean that there are no more."""
+    return (await _reader()(iterator, limit)).rows()
+
+
+async def next_packed(iterator: slatedb.DbIterator, limit: int) -> ScannedRows:
+    """The same, as the binding returns them."""
     return await _reader()(iterator, limit)
 
 
@@ -73,6 +103,17 @@ async def first_rows(
     limit: int,
 ) -> list[Row]:
     """The first `limit` rows from `start` up to, not including, `end`."""
+    return (await _short_scan()(database, start, end, options, limit)).rows()
+
+
+async def first_packed(
+    database: slatedb.Db | slatedb.DbReader,
+    start: bytes,
+    end: bytes,
+    options: slatedb.ScanOptions,
+    limit: int,
+) -> ScannedRows:
+    """The same, as the binding returns them."""
     return await _short_scan()(database, start, end, options, limit)
 
 
@@ -94,9 +135,9 @@ async def _scan_by_the_binding(
     end: bytes,
     options: slatedb.ScanOptions,
     limit: int,
-) -> list[Row]:
+) -> ScannedRows:
     span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
-    return await next_rows(await database.scan_with_options(span, options), limit)
+    return await next_packed(await database.scan_with_options(span, options), limit)
 
 
 def _native_scan() -> _ShortScan:
@@ -123,7 +164,7 @@ def _native_scan() -> _ShortScan:
         end: bytes,
         options: slatedb.ScanOptions,
         limit: int,
-    ) -> list[Row]:
+    ) -> ScannedRows:
         is_reader = isinstance(database, slatedb.DbReader)
         if not is_reader and not isinstance(database, slatedb.Db):
             # The handle is an address: that of any other object would be taken for a database.
@@ -135,7 +176,7 @@ def _native_scan() -> _ShortScan:
             options=options_bytes(options),
             limit=limit,
         )
-        return parse_rows(data)
+        return ScannedRows(data)
 
     return scan
 
@@ -148,8 +189,8 @@ def _span_bytes(start: bytes, end: bytes) -> bytes:
     )
 
 
-async def _public_reader(iterator: slatedb.DbIterator, limit: int) -> list[Row]:
-    return [(row.key, row.value) for row in await iterator.next_batch(limit)]
+async def _public_reader(iterator: slatedb.DbIterator, limit: int) -> ScannedRows:
+    return ScannedRows(None, [(row.key, row.value) for row in await iterator.next_batch(limit)])
 
 
 def _native_reader() -> _Reader:
@@ -158,6 +199,14 @@ def _native_reader() -> _Reader:
     checksum = library.uniffi_slatedb_uniffi_checksum_method_dbiterator_next_batch()
     if checksum != NEXT_BATCH_CHECKSUM:
         raise Unusable(f"the API checksum of next_batch is {checksum}, not {NEXT_BATCH_CHECKSUM}")
+    # Without the C helper, the batch writer has said so already.
+    if active_tier() is Tier.compiled:
+        jobs = native_jobs()
+
+        async def read_elsewhere(iterator: slatedb.DbIterator, limit: int) -> ScannedRows:
+            return ScannedRows(await jobs.next_rows(iterator._handle, limit))
+
+        return read_elsewhere
     try:
         call_async = binding._uniffi_rust_call_async
         poll = library.ffi_slatedb_uniffi_rust_future_poll_rust_buffer
@@ -168,21 +217,19 @@ def _native_reader() -> _Reader:
     except AttributeError as error:
         raise Unusable(f"the slatedb binding lacks something: {error}") from None
 
-    async def read(iterator: slatedb.DbIterator, limit: int) -> list[Row]:
+    async def read(iterator: slatedb.DbIterator, limit: int) -> ScannedRows:
         future = next_batch(iterator._uniffi_clone_handle(), limit)
-        rows: list[Row] = await call_async(future, poll, complete, free, _taken, error_converter)
-        return rows
+        return ScannedRows(await call_async(future, poll, complete, free, _taken, error_converter))
 
     return read
 
 
-def _taken(buffer: Any) -> list[Row]:
+def _taken(buffer: Any) -> bytes:
     """The rows in a buffer of the binding's, which is freed."""
     try:
-        data = ctypes.string_at(buffer.data, buffer.len)
+        return ctypes.string_at(buffer.data, buffer.len)
     finally:
         buffer.free()
-    return parse_rows(data)
 
 
 def parse_rows(data: bytes) -> list[Row]:

@@ -10,13 +10,15 @@ import slatedb.uniffi as slatedb
 
 from opendata_queue.errors import InvalidInputError, OdqError
 from opendata_queue.store.batch_writer import active_tier, commit_rows, write_rows
-from opendata_queue.store.database import in_time, prepare_folder
+from opendata_queue.store.bulk_proof import leave_proof
+from opendata_queue.store.database import prepare_folder
 from opendata_queue.store.durable_files import TreeSync
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects import Objects
 from opendata_queue.store.packed_rows import AnyRows
 from opendata_queue.store.rows import Rows
 from opendata_queue.store.translation import translated
+from opendata_queue.store.waiting import in_time
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class BulkDatabase:
             await in_time(commit_rows(self._db, _NO_ROWS), self._timeout_ms, doing)
             await in_time(self._db.shutdown(), self._timeout_ms, doing)
             await asyncio.to_thread(self._sync)
+        await leave_proof(self._objects, self._path)
 
     async def abandon(self) -> None:
         """Close without a promise; what goes wrong is only logged."""

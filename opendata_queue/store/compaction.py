@@ -9,6 +9,7 @@ import slatedb.uniffi as slatedb
 
 from opendata_queue.errors import StoreUnavailableError
 from opendata_queue.store.manifests import FINISHED, under_way
+from opendata_queue.store.waiting import in_time
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
 # A compaction that has made no progress for so long has nobody who works on it.
@@ -17,12 +18,13 @@ _STUCK_SECONDS: Final = 120.0
 _CLOCK_IS_BEHIND: Final = "invalid clock tick"
 
 
-async def rewrite_everything(admin: slatedb.Admin) -> bool:
+async def rewrite_everything(admin: slatedb.Admin, name: str, timeout_ms: int) -> bool:
     """Compact all files into one run, and wait for it; false if that can't be done now.
 
     Whichever process has the database open does the work. It is safe beside its writer.
     """
-    view = await admin.read_compactor_state_view()
+    doing = f"compact {name}"
+    view = await in_time(admin.read_compactor_state_view(), timeout_ms, doing)
     if view.compactions is not None and under_way(view.compactions):
         return False
     manifest = view.manifest
@@ -35,12 +37,12 @@ async def rewrite_everything(admin: slatedb.Admin) -> bool:
     into = manifest.compacted[-1].id if manifest.compacted else 0
     spec = slatedb.CompactionSpec.TIERED(segment=b"", sources=sources, destination=into)
     try:
-        submitted = await admin.submit_compaction(spec)
+        submitted = await in_time(admin.submit_compaction(spec), timeout_ms, doing)
     except slatedb.Error.Invalid as error:
         if _CLOCK_IS_BEHIND not in error.message:
             raise
         return False
-    return await _finished(admin, submitted.id)
+    return await _finished(admin, submitted.id, doing, timeout_ms)
 
 
 async def is_compacting(admin: slatedb.Admin) -> bool:
@@ -49,11 +51,11 @@ async def is_compacting(admin: slatedb.Admin) -> bool:
     return compactions is not None and bool(under_way(compactions))
 
 
-async def _finished(admin: slatedb.Admin, compaction_id: str) -> bool:
+async def _finished(admin: slatedb.Admin, compaction_id: str, doing: str, timeout_ms: int) -> bool:
     waited = 0.0
     progress = None
     while True:
-        found = await admin.read_compaction(compaction_id, None)
+        found = await in_time(admin.read_compaction(compaction_id, None), timeout_ms, doing)
         if found is None:  # finished so long ago that it is forgotten
             return True
         if found.status in FINISHED:
@@ -61,6 +63,9 @@ async def _finished(admin: slatedb.Admin, compaction_id: str) -> bool:
         if progress != (found.status, found.bytes_processed):
             progress, waited = (found.status, found.bytes_processed), 0.0
         if waited > _STUCK_SECONDS:
-            raise StoreUnavailableError(f"compaction {compaction_id} makes no progress")
+            raise StoreUnavailableError(
+                f"could not {doing}: compaction {compaction_id} makes no progress for "
+                f"{_STUCK_SECONDS:.0f} s"
+            )
         await asyncio.sleep(_LOOK_AGAIN_SECONDS)
         waited += _LOOK_AGAIN_SECONDS

@@ -22,8 +22,16 @@ from opendata_queue.errors import (
     StoreAccessError,
     StoreUnavailableError,
 )
-from opendata_queue.store.batch_reader import Row, first_rows, next_rows
+from opendata_queue.store.batch_reader import (
+    Row,
+    ScannedRows,
+    first_packed,
+    first_rows,
+    next_packed,
+    next_rows,
+)
 from opendata_queue.store.batch_writer import active_tier, commit_rows
+from opendata_queue.store.bulk_proof import check_proof
 from opendata_queue.store.damage import cut_file, set_unfounded_files_aside
 from opendata_queue.store.durable_files import (
     WalSync,
@@ -38,10 +46,13 @@ from opendata_queue.store.journaled_writes import JournaledWrites, bring_in
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects import Objects
 from opendata_queue.store.recorder import new_recorder
+from opendata_queue.store.replay_length import ReplayLength
 from opendata_queue.store.rows import Rows
 from opendata_queue.store.settings import StoreSettings
-from opendata_queue.store.translation import NO_DATABASE, translated
+from opendata_queue.store.translation import NO_DATABASE, LostRaceError, translated
 from opendata_queue.store.upkeep import Upkeep
+from opendata_queue.store.waiting import in_time
+from opendata_queue.tasks import end_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +61,7 @@ SCAN_ROWS: Final = 1_000
 
 _REQUESTS: Final = "slatedb.object_store.request_count"
 _READS_AT_ONCE: Final = 32
+_TRIES_TO_MAKE: Final = 4
 _NEVER_MS: Final = 24 * 3_600_000
 _INSTANT_KEPT_MS: Final = 10 * 60_000
 _PROBE_BYTES: Final = 64 * 1024
@@ -217,6 +229,32 @@ class DatabaseReads:
             if left is not None:
                 left -= len(chunk)
 
+    async def scan_packed(
+        self, start: bytes, end: bytes, *, limit: int | None = None
+    ) -> AsyncIterator[ScannedRows]:
+        """``scan``, its chunks as they came: for a reader that takes them apart by column."""
+        doing, options = f"scan {self.name}", self._options
+        if limit is not None and limit <= SCAN_ROWS:
+            if start < end and limit > 0:
+                yield await self._answer(
+                    lambda: first_packed(self._reads, start, end, options.short_scan, limit),
+                    doing,
+                    start,
+                )
+            return
+        span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
+        iterator = await self._answer(
+            lambda: self._reads.scan_with_options(span, options.scan), doing, start
+        )
+        while limit is None or limit > 0:
+            wanted = SCAN_ROWS if limit is None else min(SCAN_ROWS, limit)
+            chunk = await self._answer(partial(next_packed, iterator, wanted), doing, start)
+            yield chunk
+            if len(chunk) < wanted:
+                return
+            if limit is not None:
+                limit -= len(chunk)
+
     async def last(self, start: bytes, end: bytes) -> Row | None:
         """The last durable row from ``start`` up to, not including, ``end``."""
         span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
@@ -274,6 +312,8 @@ class Database(DatabaseReads):
         old_ms = settings.garbage_age_ms + settings.replaced_files_kept_ms
         self._garbage = GarbagePace(old_ms // max(1, settings.garbage_interval_ms) + 2)
         self._closing = asyncio.Lock()
+        self._replay = ReplayLength(metrics) if self.is_on_s3 else None
+        self._shortening: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, objects: Objects, path: str, *, journaled: bool = False) -> Database:
@@ -291,16 +331,25 @@ class Database(DatabaseReads):
             for aside in await in_time(looking, settings.outage_timeout_ms, f"open {name}"):
                 logger.warning("set aside %s: files that it names were never synced", aside)
         on_s3 = objects.location.kind is StoreKind.S3
-        crowded = on_s3 and await in_time(
-            Upkeep(objects, path).is_crowded(), settings.outage_timeout_ms, f"open {name}"
+        waiting, _ = await in_time(
+            Upkeep(objects, path).file_counts(), settings.outage_timeout_ms, f"open {name}"
         )
-        builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
-        builder.with_settings(settings.for_slatedb(on_s3=on_s3, crowded=crowded))
-        builder.with_db_cache(settings.block_cache(), 0)
-        metrics = new_recorder()
-        builder.with_metrics_recorder(metrics)
-        with translated(f"open {name}"):
-            handle = await in_time(builder.build(), settings.outage_timeout_ms, f"open {name}")
+        tries = _TRIES_TO_MAKE
+        while True:
+            builder = slatedb.DbBuilder(objects.location.join(path), objects.slatedb_store)
+            builder.with_settings(settings.for_slatedb(on_s3=on_s3, waiting_files=waiting))
+            builder.with_db_cache(settings.block_cache(), 0)
+            metrics = new_recorder()
+            builder.with_metrics_recorder(metrics)
+            try:
+                with translated(f"open {name}"):
+                    building = in_time(builder.build(), settings.outage_timeout_ms, f"open {name}")
+                    handle = await building
+                break
+            except LostRaceError:
+                tries -= 1
+                if not tries:
+                    raise
         database = cls(handle, objects, path, metrics)
         try:
             await database._start(journaled=journaled)
@@ -329,6 +378,21 @@ class Database(DatabaseReads):
         except (StoreUnavailableError, StoreAccessError) as error:
             reason = await self._why_unwritable(rows.size_bytes)
             raise StoreUnavailableError(f"{error}{reason}", in_doubt=True) from error
+        if self._replay is not None and self._replay.committed() and self._shortening is None:
+            self._shortening = asyncio.create_task(
+                self._shorten_replay(self._replay), name=f"flush {self.name}"
+            )
+
+    async def _shorten_replay(self, replay: ReplayLength) -> None:
+        """Flush what is in memory, so that the next one who opens has less to read."""
+        replay.flushing()
+        try:
+            await self.flush_to_files()
+        except OdqError as error:
+            # It is in the WAL, and will be flushed with what comes next.
+            logger.info("%s", error)
+        finally:
+            self._shortening = None
 
     @property
     def requests(self) -> int:
@@ -375,8 +439,14 @@ class Database(DatabaseReads):
         await self._upkeep.collect_garbage(min_age_ms=min_age_ms)
 
     def figures(self) -> Iterator[Figure]:
-        """What SlateDB counts of itself and of its requests to the store."""
-        return slatedb_figures(self._metrics, self.labels)
+        """What SlateDB counts of itself and of its requests to the store, and we of its garbage."""
+        yield from slatedb_figures(self._metrics, self.labels)
+        yield from self._upkeep.record.figures(self.labels)
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong, for people, though it can be read and written."""
+        return self._upkeep.record.trouble
 
     @property
     def labels(self) -> tuple[tuple[str, str], ...]:
@@ -408,9 +478,7 @@ class Database(DatabaseReads):
         async with self._closing:
             if self._housekeeping is None:
                 return
-            if not self._housekeeping.done():
-                self._housekeeping.cancel()
-                await asyncio.wait([self._housekeeping])
+            await end_tasks([self._housekeeping, self._shortening])
             self._housekeeping = None
             doing = f"close {self.name}"
             try:
@@ -500,9 +568,8 @@ class Database(DatabaseReads):
             try:
                 await self._upkeep.collect_garbage()
                 self._garbage.looked()
-            except OdqError as error:
-                # Garbage can wait; a store that is really gone shows at the next commit.
-                logger.warning("%s", error)
+            except OdqError:  # noted, logged and counted there; garbage can wait
+                continue
 
 
 class BlockCache:
@@ -565,7 +632,8 @@ class DatabaseReader(DatabaseReads):
             )
         )
         with translated(f"read {name}"):
-            handle = await in_time(builder.build(), settings.outage_timeout_ms, f"read {name}")
+            opening = in_time(builder.build(), settings.outage_timeout_ms, f"read {name}")
+            handle = await (_proven(opening, objects, path) if complete else opening)
         return cls(handle, objects, path)
 
     @classmethod
@@ -619,15 +687,21 @@ class DatabaseReader(DatabaseReads):
             await in_time(self._reader.shutdown(), self._outage_timeout_ms, doing)
 
 
-async def in_time(work: Awaitable[T], timeout_ms: int, doing: str) -> T:
-    """The result of ``work``; a store that does not answer in time counts as unavailable."""
-    try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            return await work
-    except TimeoutError:
-        raise StoreUnavailableError(
-            f"could not {doing}: no answer within {timeout_ms} ms"
-        ) from None
+async def _proven(
+    opening: Awaitable[slatedb.DbReader], objects: Objects, path: str
+) -> slatedb.DbReader:
+    """A reader of a bulk shard that is proven to be whole; that is found out beside its opening."""
+    outcomes: tuple[slatedb.DbReader | BaseException, BaseException | None] = await asyncio.gather(
+        opening, check_proof(objects, path), return_exceptions=True
+    )
+    handle, proof = outcomes
+    if isinstance(proof, BaseException):  # which says what file it is, if both fail
+        if not isinstance(handle, BaseException):
+            await in_time(handle.shutdown(), objects.settings.outage_timeout_ms, f"close {path}")
+        raise proof
+    if isinstance(handle, BaseException):
+        raise handle
+    return handle
 
 
 class _Closeable(Protocol):

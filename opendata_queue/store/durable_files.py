@@ -45,10 +45,13 @@ def sync_folders(folder: Path, *, up_to: Path) -> None:
             return
 
 
-def make_folder(folder: Path, *, sync: bool) -> None:
-    """Make ``folder`` and those above it, and with ``sync`` make that last."""
+def make_folder(folder: Path, *, sync: bool, mode: int = 0o777) -> None:
+    """Make ``folder`` and those above it, and with ``sync`` make that last.
+
+    ``mode`` is for the folder itself; those above it are as the umask says.
+    """
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
     if sync:
         for place in missing:
             sync_file(place.parent)
@@ -97,6 +100,8 @@ def set_aside(database_folder: Path, kind: str, names: Iterable[str]) -> list[Pa
     """Move files away from where SlateDB looks for them; returns where they are now."""
     aside = []
     for name in names:
+        if (database_folder / "torn").is_symlink():
+            raise NotADirectoryError(f"{database_folder / 'torn'} is a link, not a folder")
         (database_folder / "torn").mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # the owner before us collects garbage
             aside.append((database_folder / kind / name).rename(database_folder / "torn" / name))

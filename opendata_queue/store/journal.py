@@ -32,6 +32,7 @@ from odq_encodings import (
 from opendata_queue.errors import CorruptStoreError, FencedError
 from opendata_queue.store.batch_writer import Tier, active_tier, in_worker, native_jobs
 from opendata_queue.store.durable_files import make_folder, sync_file
+from opendata_queue.store.local_files import file_mode
 from opendata_queue.store.location import JOURNAL_SUFFIX, StoreKind
 from opendata_queue.store.native_jobs import NotWritten, not_written
 from opendata_queue.store.objects import Objects
@@ -64,7 +65,7 @@ class Journal:
         self._name = name
         self._salt = secrets.randbits(32)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
-        self._descriptor = os.open(self.path, flags, 0o644)
+        self._descriptor = os.open(self.path, flags, file_mode(folder))
         try:
             if sync:
                 sync_file(folder)

@@ -125,6 +125,9 @@ class NativeJobs:
         self._submit_scan.argtypes = (
             pointer, u64, u64, i32, ctypes.c_char_p, u64, u64, u32, status
         )  # fmt: skip
+        self._submit_next = local.odq_submit_next
+        self._submit_next.restype = i32
+        self._submit_next.argtypes = (pointer, u64, u64, u32, status)
         self._submit_write = local.odq_submit_write
         self._submit_write.restype = i32
         self._submit_write.argtypes = (
@@ -217,6 +220,20 @@ class NativeJobs:
         )
         if result != OK:
             self._refuse(mailbox, number, result, status)
+        return await self._scanned(mailbox, number, future)
+
+    async def next_rows(self, iterator_handle: int, limit: int) -> bytes:
+        """Further rows of an iterator, in the form in which the binding returns them."""
+        mailbox, status = self._mailbox(), CallStatus()
+        number, future = mailbox.expect(None)
+        result = self._submit_next(mailbox.address, number, iterator_handle, limit, status)
+        if result != OK:
+            self._refuse(mailbox, number, result, status)
+        return await self._scanned(mailbox, number, future)
+
+    async def _scanned(
+        self, mailbox: _Mailbox, number: int, future: asyncio.Future[bytes]
+    ) -> bytes:
         try:
             return await future
         except asyncio.CancelledError:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-NATIVE_ABI = 7
+NATIVE_ABI = 8
 _SUFFIX: Final = ".dylib" if sys.platform == "darwin" else ".so"
 NATIVE_LIBRARY = Path(__file__).parent / "native" / f"_batch_writer{_SUFFIX}"
 

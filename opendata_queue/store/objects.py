@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-from collections.abc import AsyncIterator, Awaitable, Iterator
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import obstore
 import slatedb.uniffi as slatedb
 from obstore.store import LocalStore, MemoryStore, S3Store
 
+from opendata_queue.clock import SystemClock
 from opendata_queue.errors import StoreUnavailableError
-from opendata_queue.store.durable_files import make_folder, sync_file, sync_folders
+from opendata_queue.store.abilities import (
+    LOCAL,
+    OUTCOME_PATH,
+    Abilities,
+    outcome,
+    probe,
+    remembered,
+)
+from opendata_queue.store.durable_files import (
+    make_folder,
+    sync_file,
+    sync_folders,
+)
 from opendata_queue.store.figures import Figure
+from opendata_queue.store.local_files import (
+    delete_file,
+    delete_under,
+    files_in,
+    files_under,
+    folders_in,
+    put_file,
+)
 from opendata_queue.store.location import JOURNAL_SUFFIX, Location, StoreKind
 from opendata_queue.store.s3_access import S3Access
 from opendata_queue.store.settings import StoreSettings
 from opendata_queue.store.translation import translated
+from opendata_queue.store.waiting import timeout_figures
 
 _T = TypeVar("_T")
 
@@ -34,13 +54,20 @@ _UNLIMITED_RETRIES = 1 << 20
 _LARGEST_SINGLE_PUT_BYTES = 64 * 1024 * 1024
 # After an outage a heartbeat must not come much later than a standby's look.
 _LONGEST_PAUSE = timedelta(seconds=1)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Objects:
     """The object store behind a root, as both SlateDB and obstore see it."""
 
-    __slots__ = ("_first", "_store", "location", "requests", "settings", "slatedb_store")
+    __slots__ = (
+        "_abilities",
+        "_first",
+        "_store",
+        "location",
+        "requests",
+        "settings",
+        "slatedb_store",
+    )
 
     def __init__(
         self,
@@ -59,6 +86,7 @@ class Objects:
         self.slatedb_store = slatedb_store
         self.requests = 0
         """How many were made here; SlateDB counts its own."""
+        self._abilities: Abilities | None = LOCAL.get(location.kind)
 
     @classmethod
     def open(cls, url: str, settings: StoreSettings) -> Objects:
@@ -96,23 +124,42 @@ class Objects:
 
         Without ``sync`` a file may be lost with the power.
         """
-        await self._put(path, data, mode="overwrite")
+        await self._put(path, data, mode="overwrite", sync=sync)
         if sync:
             await self._sync(path)
 
-    async def read(self, path: str) -> bytes | None:
-        """The bytes of ``path``; none if there is no such object."""
+    async def read(
+        self, path: str, *, fits: Callable[[int], Awaitable[bool]] | None = None
+    ) -> bytes | None:
+        """The bytes of ``path``; none if there is no such object.
+
+        ``fits`` is given its size before it is read; none if it says no.
+        """
         with translated(f"read {self.location.url_of(path)}"):
             self.requests += 1
             try:
                 path = self.location.join(path)
                 result = await _answer(obstore.get_async(self._first or self._store, path))
                 self._first = None
+                if fits is not None and not await fits(result.meta["size"]):
+                    return None
                 return bytes(await _answer(result.bytes_async()))
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
                 self._first = None
+                return None
+
+    async def read_tagged(self, path: str) -> tuple[bytes, str | None] | None:
+        """The bytes of ``path`` and the ETag of this version; none if there is no such object."""
+        with translated(f"read {self.location.url_of(path)}"):
+            self.requests += 1
+            try:
+                result = await _answer(obstore.get_async(self._store, self.location.join(path)))
+                return bytes(await _answer(result.bytes_async())), result.meta["e_tag"]
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
                 return None
 
     async def read_dated(self, path: str) -> tuple[bytes, int] | None:
@@ -125,20 +172,98 @@ class Objects:
             self.requests += 1
             try:
                 result = await _answer(obstore.get_async(self._store, self.location.join(path)))
-                data = bytes(await _answer(result.bytes_async()))
-                return data, _milliseconds(result.meta["last_modified"])
+                return bytes(await _answer(result.bytes_async())), _modified_ms(result.meta)
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
                 return None
 
-    async def names(self, folder: str) -> list[str]:
-        """The names of the objects right in ``folder``, in their order; for small folders."""
+    async def read_range(self, path: str, start: int, end: int) -> bytes | None:
+        """The bytes from ``start`` up to, not including, ``end``; none if there is no object."""
+        with translated(f"read {self.location.url_of(path)}"):
+            self.requests += 1
+            path = self.location.join(path)
+            try:
+                reading = obstore.get_range_async(self._store, path, start=start, end=end)
+                return bytes(await _answer(reading))
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return None
+
+    async def replace_tagged(self, path: str, data: bytes, tag: str, *, quoted: bool) -> bool:
+        """Overwrite the version of ``path`` that has this ETag; false if it is another one.
+
+        There are stores that take an ETag only without the quotes that belong to it.
+        """
+        tag = tag if quoted else tag.removeprefix('"').removesuffix('"')
+        with translated(f"write {self.location.url_of(path)}"):
+            self.requests += 1
+            path = self.location.join(path)
+            try:
+                await _answer(obstore.put_async(self._store, path, data, mode={"e_tag": tag}))
+            except obstore.exceptions.PreconditionError:
+                return False
+        return True
+
+    async def abilities(self) -> Abilities:
+        """What the store can do: on S3 as the root remembers it, or else found out now."""
+        if self._abilities is None:
+            place = self._place()
+            found = remembered(await self.read(OUTCOME_PATH), place, SystemClock().now_ms())
+            if found is None:
+                return await self.probe()
+            self._abilities = found
+        return self._abilities
+
+    async def probe(self) -> Abilities:
+        """Find out what the store can do; on S3 the root remembers it."""
+        found = await probe(self)
+        if self.location.kind is StoreKind.S3:
+            self._abilities = found
+            if not found.missing:
+                now_ms = SystemClock().now_ms()
+                await self.write(OUTCOME_PATH, outcome(found, self._place(), now_ms))
+        return found
+
+    def _place(self) -> str:
+        """Where the store is, by which a root knows that what it remembers is about this one."""
+        return f"{S3Access.from_environment().endpoint or 'Amazon S3'}, {self.location.bucket}"
+
+    async def modified(self, folder: str) -> list[tuple[str, int]]:
+        """The names of the objects right in ``folder``, and when they were written; for small ones.
+
+        By the store's clock, in milliseconds.
+        """
         with translated(f"list {self.location.url_of(folder)}"):
             self.requests += 1
             prefix = self.location.join(folder)
             found = await _answer(obstore.list_with_delimiter_async(self._store, prefix))
+            return [(one["path"].rpartition("/")[2], _modified_ms(one)) for one in found["objects"]]
+
+    async def names(self, folder: str) -> list[str]:
+        """The names of the objects right in ``folder``, in their order; for small folders."""
+        with translated(f"list {self.location.url_of(folder)}"):
+            self.requests += 1
+            if self.location.kind is StoreKind.FILE:
+                listed = await asyncio.to_thread(list, files_in(self.location.folder / folder))
+                return sorted(name for name, _ in listed)
+            prefix = self.location.join(folder)
+            store = self._first or self._store
+            found = await _answer(obstore.list_with_delimiter_async(store, prefix))
+            self._first = None
             return sorted(one["path"].rpartition("/")[2] for one in found["objects"])
+
+    async def folders(self, folder: str) -> list[str]:
+        """The names of the folders right in ``folder``, in their order; for small folders."""
+        with translated(f"list {self.location.url_of(folder)}"):
+            self.requests += 1
+            if self.location.kind is StoreKind.FILE:
+                place = self.location.folder / folder
+                return sorted(await asyncio.to_thread(list, folders_in(place)))
+            prefix = self.location.join(folder) or None
+            found = await _answer(obstore.list_with_delimiter_async(self._store, prefix))
+            return sorted(one.rstrip("/").rpartition("/")[2] for one in found["common_prefixes"])
 
     async def names_after(self, folder: str, after: str, limit: int) -> list[str]:
         """The next names in ``folder`` that come after a name, in their order; for large folders.
@@ -149,6 +274,11 @@ class Objects:
 
     async def list_from(self, folder: str, after: str, limit: int) -> list[tuple[str, int]]:
         """The next objects right in ``folder`` after a name, in their order, and their sizes."""
+        if self.location.kind is StoreKind.FILE:
+            with translated(f"list {self.location.url_of(folder)}"):
+                self.requests += 1
+                listed = await asyncio.to_thread(list, files_in(self.location.folder / folder))
+                return sorted(one for one in listed if one[0] > after)[:limit]
         prefix = self.location.join(folder)
         offset = f"{prefix}/{after}" if after else None
         found: list[tuple[str, int]] = []
@@ -158,10 +288,22 @@ class Objects:
                 self.requests += 1
                 listed = [(one["path"].removeprefix(f"{prefix}/"), one["size"]) for one in chunk]
                 found += [one for one in listed if "/" not in one[0]]
-                # Folders of files come in any order, and have to be read to the end.
                 if self.location.kind is StoreKind.S3 and len(found) >= limit:
                     break
         return sorted(found)[:limit]
+
+    async def list_with_times(self, folder: str, limit: int) -> list[tuple[str, int, int]]:
+        """Some objects right in ``folder``: names, sizes, and when they were written."""
+        prefix = self.location.join(folder)
+        with translated(f"list {self.location.url_of(folder)}"):
+            listing = obstore.list(self._store, prefix, chunk_size=limit)
+            async for chunk in _chunks(listing):
+                self.requests += 1
+                return [
+                    (one["path"].rpartition("/")[2], one["size"], _modified_ms(one))
+                    for one in chunk
+                ]
+        return []
 
     async def size_bytes(self, folder: str = "") -> int:
         """The bytes of all objects under ``folder``, as the bucket counts them.
@@ -170,6 +312,10 @@ class Objects:
         """
         size_bytes = 0
         with translated(f"list {self.location.url_of(folder)}"):
+            if self.location.kind is StoreKind.FILE:
+                self.requests += 1
+                files = await asyncio.to_thread(list, files_under(self.location.folder / folder))
+                return sum(size for name, size in files if not name.endswith(JOURNAL_SUFFIX))
             listing = obstore.list(self._store, self.location.join(folder) or None)
             async for chunk in _chunks(listing):
                 self.requests += 1
@@ -193,24 +339,29 @@ class Objects:
     async def delete_under(self, folder: str) -> int:
         """Delete all objects under ``folder``, many with one request where the store can.
 
-        Returns how many bytes they had. Of files the empty folders go, too.
+        Returns how many bytes they had. Of files the empty folders go, too, and links, but nothing
+        that these lead to.
         """
         prefix = self.location.join(folder)
         size_bytes = 0
         with translated(f"delete {self.location.url_of(folder)}"):
+            if self.location.kind is StoreKind.FILE:
+                self.requests += 1
+                return await asyncio.to_thread(delete_under, self.location.folder, folder)
             async for chunk in _chunks(obstore.list(self._store, prefix)):
                 self.requests += 2
                 paths = [one["path"] for one in chunk]
                 await _answer(obstore.delete_async(self._store, paths))
                 size_bytes += sum(one["size"] for one in chunk)
-            if folder and self.location.kind is StoreKind.FILE:
-                await asyncio.to_thread(_remove_empty_folders, self.location.folder / folder)
         return size_bytes
 
     async def delete(self, path: str) -> None:
         """Delete the object ``path``; nothing happens if there is none."""
         with translated(f"delete {self.location.url_of(path)}"):
             self.requests += 1
+            if self.location.kind is StoreKind.FILE:
+                await asyncio.to_thread(delete_file, self.location.folder, path)
+                return
             try:
                 await _answer(obstore.delete_async(self._store, self.location.join(path)))
             except FileNotFoundError as error:
@@ -225,10 +376,15 @@ class Objects:
             kind="counter",
             value=self.requests,
         )
+        yield from timeout_figures()
 
-    async def _put(self, path: str, data: bytes, *, mode: Any) -> bool:
+    async def _put(self, path: str, data: bytes, *, mode: Any, sync: bool = True) -> bool:
         with translated(f"write {self.location.url_of(path)}"):
             self.requests += 1
+            if self.location.kind is StoreKind.FILE:
+                sync = sync and self.settings.fsync
+                put = partial(put_file, create=mode == "create", sync=sync)
+                return await _answer(asyncio.to_thread(put, self.location.folder, path, data))
             try:
                 path = self.location.join(path)
                 in_parts = len(data) > _LARGEST_SINGLE_PUT_BYTES
@@ -252,20 +408,6 @@ class Objects:
             await asyncio.to_thread(sync_folders, (root / path).parent, up_to=root)
 
 
-def _milliseconds(time: datetime) -> int:
-    return (time - _EPOCH) // timedelta(milliseconds=1)
-
-
-def _remove_empty_folders(top: Path) -> None:
-    """Remove a folder and those in it, the deepest first, as far as they are empty.
-
-    ``rmdir`` refuses any other, so whatever somebody writes meanwhile stays. No link is followed.
-    """
-    for folder, _, _ in os.walk(top, topdown=False):
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
-
-
 async def _answer(request: Awaitable[_T]) -> _T:
     """The answer to a request. Whoever is cancelled meanwhile still waits for it, for a moment.
 
@@ -285,6 +427,10 @@ async def _answer(request: Awaitable[_T]) -> _T:
         raise
 
 
+def _modified_ms(found: Any) -> int:
+    return int(found["last_modified"].timestamp() * 1000)
+
+
 async def _chunks(listing: Any) -> AsyncIterator[Any]:
     chunks = aiter(listing)
     while True:
@@ -298,7 +444,7 @@ async def _chunks(listing: Any) -> AsyncIterator[Any]:
 def _file_clients(
     location: Location, settings: StoreSettings
 ) -> tuple[LocalStore, slatedb.ObjectStore]:
-    make_folder(location.folder, sync=settings.fsync)
+    make_folder(location.folder, sync=settings.fsync, mode=0o700)
     # Rooted at the folder: object_store escapes paths, but not its root, so any name will do.
     builder = slatedb.ObjectStoreBuilder.from_env(slatedb.ObjectStoreType.LOCAL)
     builder.with_config("local_path", str(location.folder))

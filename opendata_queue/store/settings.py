@@ -23,9 +23,19 @@ _S3_POLL_MS = 15_000
 _S3_CROWDED_POLL_MS = 5_000
 _LOCAL_POLL_MS = 1_000
 _L0_FILES = 32
+# There are more of them, and most are small: see ``ReplayLength``.
+_S3_L0_FILES = 64
+
+# For what is replayed at open: it was at most max_unflushed_bytes, of eight memtables.
+_REPLAYED_FILES = 16
+# How often a compaction gives a sign of life, and how old the last one must be for it to be begun
+# again: one that was killed keeps others from starting. With SlateDB's 30 s an open had to wait for
+# so long. A sign of life is a put, and only long compactions need one.
+_LOCAL_HEARTBEAT_MS = (1_000, 6_000)
+_S3_HEARTBEAT_MS = (5_000, 20_000)
 
 CROWDED_FILES = _L0_FILES // 2
-"""Files that wait for a compaction; with twice as many a writer has to wait for one, too."""
+"""Files that wait for a compaction; with two or four times as many a writer waits for one, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +86,9 @@ class StoreSettings:
     garbage_age_ms: int = 60_000
     """How old such a file must be. Readers in other processes may still be replaying it."""
 
+    unguarded_age_ms: int = 900_000
+    """How old a manifest must be on an S3 that can't overwrite an object by its ETag (RFC 0015)."""
+
     compaction_poll_ms: int | None = None
     """How often SlateDB looks whether there are files to compact, and what has been compacted;
     every 15 s on S3, where that is eight reads for each database, busy or not, and every second
@@ -102,12 +115,12 @@ class StoreSettings:
         if not self.memtable_bytes or not self.outage_timeout_ms or not self.request_timeout_ms:
             raise InvalidInputError("memtable_bytes and the timeouts must be over 0")
 
-    def for_slatedb(self, *, on_s3: bool, crowded: bool = False) -> slatedb.Settings:
+    def for_slatedb(self, *, on_s3: bool, waiting_files: int = 0) -> slatedb.Settings:
         """SlateDB's settings for a database with a WAL that is flushed by us alone.
 
-        In one that is crowded, many files wait for a compaction.
+        ``waiting_files`` are there for a compaction now.
         """
-        return _settings_of(self._values(on_s3=on_s3, crowded=crowded))
+        return _settings_of(self._values(on_s3=on_s3, waiting_files=waiting_files))
 
     def for_bulk_load(self) -> slatedb.Settings:
         """SlateDB's settings for a database that is written once, by one process."""
@@ -124,19 +137,23 @@ class StoreSettings:
             }
         )
 
-    def _values(self, *, on_s3: bool, crowded: bool = False) -> dict[str, object]:
+    def _values(self, *, on_s3: bool, waiting_files: int = 0) -> dict[str, object]:
+        crowded = waiting_files >= CROWDED_FILES
         poll_ms = self.compaction_poll_ms
         if poll_ms is None:
             on_s3_ms = _S3_CROWDED_POLL_MS if crowded else _S3_POLL_MS
             poll_ms = on_s3_ms if on_s3 else _LOCAL_POLL_MS
+        # So many at least that an open does not have to wait for a compaction.
+        l0_files = max(_S3_L0_FILES if on_s3 else _L0_FILES, waiting_files + _REPLAYED_FILES)
+        beat_ms, silence_ms = _S3_HEARTBEAT_MS if on_s3 else _LOCAL_HEARTBEAT_MS
         fetches, fetched_bytes = _S3_FETCH if on_s3 else _LOCAL_FETCH
         values: dict[str, object] = {
             # We flush; a timer of SlateDB's own would only add WAL files.
             "flush_interval": None,
             "l0_sst_size_bytes": self.memtable_bytes,
             # Back-pressure from compaction comes late rather than as a stall after 8 files.
-            "l0_max_ssts": _L0_FILES,
-            "l0_max_ssts_per_key": _L0_FILES,
+            "l0_max_ssts": l0_files,
+            "l0_max_ssts_per_key": l0_files,
             "max_unflushed_bytes": 8 * self.memtable_bytes,
             # For ever: with a bound, SlateDB's background tasks close the database for good after
             # a few seconds of outage. We bound the wait of callers instead.
@@ -154,6 +171,8 @@ class StoreSettings:
             "compactor_options.worker.bytes_to_fetch": fetched_bytes,
             "compactor_options.poll_interval": f"{poll_ms}ms",
             "compactor_options.worker.compactions_poll_interval": f"{poll_ms}ms",
+            "compactor_options.worker.heartbeat_interval": f"{beat_ms}ms",
+            "compactor_options.worker_heartbeat_timeout": f"{silence_ms}ms",
             "compactor_options.checkpoint_lifetime": f"{self.replaced_files_kept_ms}ms",
             # Collected by us, after the files that replace the garbage are on the disk.
             "garbage_collector_options": None,

@@ -22,6 +22,14 @@ from opendata_queue.errors import (
 
 NO_DATABASE = "there is no database"
 
+
+class LostRaceError(FencedError):
+    """Another process made the database at the same moment: it is there now, and can be opened."""
+
+
+# Of several that make a database, or its list of compactions, the others find its first version.
+_LOST_RACE = re.compile(r"transactional object .*version already exists")
+
 # What no retry mends. The Rust object_store reports these as text inside generic errors.
 _ACCESS_PROBLEMS = {
     r"NoSuchBucket": "the bucket does not exist",
@@ -86,6 +94,8 @@ def _of_slatedb(error: Exception, doing: str, key: bytes | None) -> OdqError:
         return StoreUnavailableError(message)
     if isinstance(error, slatedb.Error.Invalid):
         return InvalidInputError(message)
+    if _LOST_RACE.search(message):
+        return LostRaceError(f"could not {doing}: another process has opened it at the same moment")
     access = _access_problem(message, doing)
     if access is None and (isinstance(error, slatedb.Error.Data) or _DAMAGE.search(message)):
         return CorruptStoreError(message, key=key)

@@ -102,15 +102,17 @@ def test_a_root_that_nobody_has_used_yet_gets_warnings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"format_version": 99}, "knows up to 1"),
-        ({"secret": "x"}, "does not describe a root: secret"),
+        ({"format_version": 99}, "knows up to 2"),
+        ({"format_version": 1, "secret": "x"}, "does not describe a root: secret"),
     ],
 )
 def test_a_descriptor_that_can_not_be_used_is_explained(
     odq: Odq, tmp_path: Path, change: dict[str, object], said: str
 ) -> None:
     file = tmp_path / "root" / "system.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    before = json.loads(file.read_text())
+    del before["check"]
+    file.write_text(json.dumps(before | change))
 
     told = odq.json("doctor", code=1)
 
@@ -226,3 +228,22 @@ def test_something_else_that_answers_is_told_from_a_server() -> None:
         told = Odq(endpoint).json("doctor", code=1)
 
     assert "answers with 404" in found(told, "reachable")["found"]
+
+
+def test_a_root_that_others_can_read_is_one_that_doctor_says_so_of(orders: Odq) -> None:
+    folder = Path(orders.url.removeprefix("file://"))
+    above = [place for place in folder.parents if not place.stat().st_mode & 0o001]
+    modes = {place: place.stat().st_mode & 0o7777 for place in (folder, *above)}
+    assert found(orders.json("doctor"), "permissions")["level"] == "ok"
+    try:
+        for place in modes:
+            place.chmod(0o755)
+
+        one = found(orders.json("doctor"), "permissions")
+    finally:
+        for place, mode in modes.items():
+            place.chmod(mode)
+
+    assert one["level"] == "warn"
+    assert one["found"].startswith(f"everybody on this machine can read {folder}")
+    assert one["advice"].startswith(f"chmod 700 {folder}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import zlib
 from pathlib import Path
 
 import pytest
@@ -204,8 +205,9 @@ async def test_a_blob_is_found_through_its_path_and_its_reference(
     assert bytes.fromhex(stored.name)[:6] == clock.now_ms().to_bytes(6, "big")
     by_key = {decode_any(key, value).key: decode_any(key, value).value for key, value in rows}
     assert str(by_key[PayloadKey(message_id=inline)]) == "InlinePayload(data=b'xxxxxxxxxx')"
+    check = f"size=11&crc32={zlib.crc32(b'y' * 11):08x}"
     assert str(by_key[PayloadKey(message_id=blob)]) == (
-        f"UriPayload(uri='blobs/00000/{stored.name}')"
+        f"UriPayload(uri='blobs/00000/{stored.name}?{check}')"
     )
     assert any(f"BlobReference(message_id={blob})" == str(value) for value in by_key.values())
 

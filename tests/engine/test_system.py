@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from opendata_queue import CorruptStoreError, Engine, FormatVersionError, StoreSettings
+from opendata_queue import CorruptStoreError, Engine, FormatVersionError, StoreSettings, open_async
+from opendata_queue.control_files import sealed
 from opendata_queue.queue_store import QueueStore
 from opendata_queue.store import Database, Objects
 from opendata_queue.system import SystemDescriptor, open_root
@@ -23,7 +24,7 @@ async def test_a_root_is_described_once_and_for_all(root: str) -> None:
     second = await open_root(objects, CLOCK)
 
     assert first == second
-    assert first.format_version == 1
+    assert first.format_version == 2
     assert first.created_at == CLOCK.now_ms()
     assert len(first.secret_bytes) == 32
     assert first.secret not in repr(first)
@@ -43,22 +44,23 @@ async def test_the_file_is_what_the_rfc_says(new_memory_root: object) -> None:
 
     content = json.loads(await objects.read("system.json") or b"")
 
-    assert set(content) == {"format_version", "instance_id", "secret", "created_at"}
+    assert set(content) == {"format_version", "instance_id", "secret", "created_at", "check"}
 
 
 async def test_a_root_of_a_newer_format_is_refused(root: str) -> None:
-    newer = SystemDescriptor.new(CLOCK).model_dump() | {"format_version": 2, "shape": "new"}
+    newer = SystemDescriptor.new(CLOCK).model_dump() | {"format_version": 3, "shape": "new"}
     await Objects.open(root, StoreSettings()).create("system.json", json.dumps(newer).encode())
 
     with pytest.raises(
-        FormatVersionError, match="format version 2, and this release knows up to 1"
+        FormatVersionError, match="format version 3, and this release knows up to 2"
     ):
         await Engine.open(root)
 
 
 async def test_unknown_properties_are_ignored(root: str) -> None:
     more = SystemDescriptor.new(CLOCK).model_dump() | {"note": "added later"}
-    await Objects.open(root, StoreSettings()).create("system.json", json.dumps(more).encode())
+    content = sealed(json.dumps(more).encode())
+    await Objects.open(root, StoreSettings()).create("system.json", content)
 
     await (await Engine.open(root)).close()
 
@@ -69,7 +71,9 @@ async def test_unknown_properties_are_ignored(root: str) -> None:
         (b"", "does not describe a root"),
         (b"\xff\xfe", "does not describe a root"),
         (b"[]", "does not describe a root"),
-        (b"{}", "does not describe a root: KeyError"),
+        (b"{}", "does not describe a root: format_version"),
+        (b"[" * 200_000, "does not describe a root"),
+        (b'{"format_version":1,"x":' + b"[" * 200_000, "does not describe a root"),
         (b'{"format_version": "1"}', "does not describe a root"),
         (b'{"format_version": 1}', "instance_id: Field required"),
         (b'{"format_version": 0, "instance_id": "i", "secret": "", "created_at": 1}', "greater"),
@@ -82,6 +86,18 @@ async def test_a_damaged_description_is_refused(content: bytes, complaint: str) 
 
     with pytest.raises(CorruptStoreError, match=complaint):
         await open_root(objects, CLOCK)
+
+
+async def test_a_root_whose_description_is_lost_is_no_new_one(root: str) -> None:
+    async with await Engine.open(root) as system:
+        await system.create_queue("q")
+    objects = Objects.open(root, StoreSettings())
+    await objects.delete("system.json")
+
+    for opening in (Engine.open(root), open_async(root, read_only=True)):
+        with pytest.raises(CorruptStoreError, match=r"system\.json is missing, and .*odq repair"):
+            await opening
+    assert await objects.read("system.json") is None
 
 
 @pytest.mark.parametrize("broken", ["messages/00000", "queues/00000"])

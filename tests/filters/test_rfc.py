@@ -9,8 +9,10 @@ import pytest
 
 from opendata_queue.filters import (
     MAX_DEPTH,
+    MAX_GAPPED_SEARCHES,
     MAX_NODES,
     MAX_PATTERN_CHARACTERS,
+    MAX_SEARCHES,
     MAX_TEXT_BYTES,
     Filter,
     FilterError,
@@ -52,6 +54,8 @@ def test_the_rfc_states_the_limits_of_the_code() -> None:
         MAX_DEPTH,
         MAX_NODES,
         MAX_PATTERN_CHARACTERS,
+        MAX_SEARCHES,
+        MAX_GAPPED_SEARCHES,
     ]
 
 

@@ -1,9 +1,10 @@
 """A process that owns a root and works on it, or wants to.
 
-    python -m tests.ownership.owner_process URL LEASE_MS plain|takeover|standby
+    python -m tests.ownership.owner_process URL LEASE_MS plain|takeover|standby|storm
 
-It prints ``standing by`` before it waits, ``owned PID`` if another process serves the root, and
-``open`` when it owns it itself. Then it publishes and consumes, and says what it was told, as
+In a storm it prints ``ready``, and takes over when it is sent a line. It prints ``standing by``
+before it waits, ``owned PID`` if another process serves the root, and ``open`` when it owns it
+itself. Then it publishes and consumes, and says what it was told, as
 ``tests.queues.consumer_process`` does. When it is taken over it prints ``fenced``, closes and ends.
 """
 
@@ -33,8 +34,11 @@ from tests.queues.consumer_process import (
 async def opened(url: str, lease_ms: int, how: str) -> Engine:
     if how == "standby":
         say(["standing by"])
+    if how == "storm":
+        say(["ready"])
+        sys.stdin.readline()
     while True:
-        takeover: bool | Vacancy = how == "takeover"
+        takeover: bool | Vacancy = how in ("takeover", "storm")
         if how == "standby":
             takeover = await stand_by(Objects.open(url, SETTINGS), clock=SystemClock())
         try:

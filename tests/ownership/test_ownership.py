@@ -141,6 +141,7 @@ async def test_the_files_are_what_the_rfc_says(
     await system.close()
     released = json.loads(await objects.read(f"{EPOCH_1}.released.json") or b"")
 
+    assert [len(one.pop("check")) for one in (owner, alive, released)] == [8, 8, 8]
     holder = owner.pop("holder")
     assert len(bytes.fromhex(holder)) == 16
     assert owner.pop("host")
@@ -152,10 +153,11 @@ async def test_the_files_are_what_the_rfc_says(
         "address": "http://here:1",
         "lease_ms": LEASE_MS,
         "taken_at": clock.now_ms() - 2 * BEAT_MS,
+        "opening": True,
     }
     now_ms = clock.now_ms()
     root_time = {"at": now_ms, "timeline": "manual", "elapsed_ms": now_ms}
-    # One comes at once, and says the time of the root (RFC 0012).
+    # The first one came when it was open, and says the time of the root (RFC 0012).
     assert alive == {"holder": holder, "count": 3, "at": now_ms, "root": root_time}
     assert released == {"holder": holder, "at": now_ms, "root": root_time}
 
@@ -477,12 +479,10 @@ async def test_the_files_of_earlier_owners_are_removed(root: str, objects: Objec
     for _ in range(3):
         await (await Engine.open(root)).close()
 
-    newest = "00000000000000000004"
     async with await Engine.open(root):
         for role in ALL_ROLES:
-            # Its first heartbeat comes when it is open.
-            wanted = [f"{newest}.alive.json", f"{newest}.json"]
-            while await objects.names(f"owners/{role}") != wanted:
+            left = ["00000000000000000004.alive.json", "00000000000000000004.json"]
+            while await objects.names(f"owners/{role}") != left:
                 await asyncio.sleep(0)
 
 
@@ -512,7 +512,8 @@ async def test_who_was_replaced_while_it_opened_gives_way(
 
     async def replaced_first(ownership: Ownership) -> None:
         objects = Objects.open(url, StoreSettings())
-        others.append(await Ownership.acquire(objects, clock=clock, takeover=True))
+        vacancy = Vacancy(epochs=ownership.epochs)
+        others.append(await Ownership.acquire(objects, clock=clock, takeover=vacancy))
         await check(ownership)
 
     monkeypatch.setattr(Ownership, "check", replaced_first)
@@ -521,6 +522,141 @@ async def test_who_was_replaced_while_it_opened_gives_way(
 
     assert others[0].is_kept
     await others[0].release()
+
+
+# --- several that take over at once ---------------------------------------------------------------
+
+
+async def an_opener(objects: Objects, **changes: Any) -> Owner:
+    """Let somebody on another machine have taken all roles, and open the databases now."""
+    owner = an_owner(opening=True, **changes)
+    await settle_in(objects, owner)
+    return owner
+
+
+async def beat_of_opener(objects: Objects, count: int, *, opening: bool) -> None:
+    heartbeat = Heartbeat(holder=an_owner().holder, count=count, at=1_000, opening=opening)
+    await OwnerFiles(objects, "queues").beat(1, heartbeat)
+
+
+async def test_of_many_that_take_a_root_over_at_once_one_serves(root: str) -> None:
+    before = await Engine.open(root)
+    takers = (Engine.open(root, takeover=True) for _ in range(6))
+
+    found = await asyncio.gather(*takers, return_exceptions=True)
+
+    (winner,) = [one for one in found if isinstance(one, Engine)]
+    refused = [one for one in found if isinstance(one, OwnedError)]
+    assert len(refused) == 5
+    assert all("has just been taken over by" in str(one) for one in refused)
+    await winner.publish(b"x")
+    await winner._ownership.check()
+    await before.close()
+    await winner.close()
+
+
+async def test_a_taker_waits_for_one_that_opens_the_root_and_is_refused_when_it_serves(
+    in_memory: Objects, clock: ManualClock
+) -> None:
+    opener = await an_opener(in_memory)
+    taking = asyncio.create_task(Ownership.acquire(in_memory, clock=clock, takeover=True))
+    for count in range(1, 5):
+        await until_it_waits(clock, taking)
+        await beat_of_opener(in_memory, count, opening=True)
+        clock.advance_ms(BEAT_MS)
+        await asyncio.sleep(0)
+    await beat_of_opener(in_memory, 5, opening=False)
+
+    with pytest.raises(OwnedError, match="has just been taken over by 'orders-0'"):
+        await while_time_passes(clock, asyncio.wait_for(taking, None))
+
+    assert await current_owner(in_memory) == opener
+
+
+async def test_a_taker_follows_one_that_gives_up_while_it_opens_the_root(
+    in_memory: Objects, clock: ManualClock
+) -> None:
+    await an_opener(in_memory)
+    taking = asyncio.create_task(Ownership.acquire(in_memory, clock=clock, takeover=True))
+    await until_it_waits(clock, taking)
+    for role in ALL_ROLES:
+        await OwnerFiles(in_memory, role).release(1, Release(holder="x", at=1))
+
+    taken = await while_time_passes(clock, asyncio.wait_for(taking, None))
+
+    assert taken.epochs == dict.fromkeys(ALL_ROLES, 2)
+    await taken.release()
+
+
+@pytest.mark.parametrize("lease_ms", [100, LEASE_MS])
+async def test_a_taker_follows_one_that_falls_silent_while_it_opens_the_root(
+    in_memory: Objects, clock: ManualClock, lease_ms: int
+) -> None:
+    await an_opener(in_memory, lease_ms=lease_ms)
+    began_at = clock.now_ms()
+    taking = Ownership.acquire(in_memory, clock=clock, takeover=True)
+
+    taken = await while_time_passes(clock, taking, wait_by_wait=True)
+
+    # On a busy machine who has a short lease may be late with its heartbeat.
+    assert clock.now_ms() - began_at == max(lease_ms, 5_000)
+    await taken.release()
+
+
+async def test_a_taker_waits_no_longer_than_half_a_minute(
+    in_memory: Objects, clock: ManualClock
+) -> None:
+    await an_opener(in_memory)
+    began_at = clock.now_ms()
+    taking = asyncio.create_task(Ownership.acquire(in_memory, clock=clock, takeover=True))
+    count = 0
+    while not taking.done():
+        if waiting := list(clock._waiting.values()):
+            count += 1
+            await beat_of_opener(in_memory, count, opening=True)
+            clock.advance_ms(max(0, min(waiting) - clock.now_ms()))
+        await asyncio.sleep(0)
+
+    assert clock.now_ms() - began_at == 30_000
+    await (await taking).release()
+
+
+async def test_an_open_that_was_cancelled_leaves_nothing_in_the_way_of_the_next(
+    s3_environment: S3Server, new_s3_root: NewRoot
+) -> None:
+    url = new_s3_root()
+    objects = Objects.open(url, StoreSettings())
+    s3_environment.stall_after(methods=["PUT"], path_contains=f"{EPOCH_1}.json", times=1)
+    opening = asyncio.create_task(Engine.open(url))
+    await asyncio.to_thread(s3_environment.wait_until_faulted)
+
+    opening.cancel()
+    await asyncio.sleep(0)
+    s3_environment.heal()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+
+    assert await current_owner(objects) is None
+    assert f"{EPOCH_1}.released.json".rpartition("/")[2] in await objects.names("owners/queues")
+    await (await Engine.open(url)).close()
+
+
+async def test_who_meets_a_late_file_of_an_owner_that_is_gone_comes_after_it(
+    in_memory: Objects, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = OwnerFiles.create
+    late = an_owner(machine=OURS.machine, pid=OURS.pid, process_start=OURS.start)
+
+    async def create_after_another(files: OwnerFiles, epoch: int, owner: Owner) -> bool:
+        if epoch == 1:
+            await create(files, 1, late)
+        return await create(files, epoch, owner)
+
+    monkeypatch.setattr(OwnerFiles, "create", create_after_another)
+    taken = await Ownership.acquire(in_memory, clock=clock)
+
+    assert taken.epochs == dict.fromkeys(ALL_ROLES, 2)
+    await taken.release()
 
 
 # --- heartbeats -----------------------------------------------------------------------------------

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from opendata_queue.owner_files import current_owner
+from opendata_queue.store import Objects
 from tests.conftest import NewRoot
+from tests.queues.consumer_process import SETTINGS
 from tests.queues.test_queues_crash import Told, check_the_end
 
 REPOSITORY = Path(__file__).parents[2]
@@ -44,6 +47,11 @@ class Process:
         for _ in range(count):
             assert self.line(), "it ended"
 
+    def go(self) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write("go\n")
+        self.popen.stdin.flush()
+
     def send(self, signal: signal.Signals) -> None:
         self.popen.send_signal(signal)
 
@@ -64,6 +72,7 @@ def process(url: str, how: str, lease_ms: int = SHORT_MS) -> Iterator[Process]:
         cwd=REPOSITORY,
         env=os.environ
         | {"PYTHONPATH": os.pathsep.join(str(REPOSITORY / p) for p in (".", "encodings"))},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -72,8 +81,9 @@ def process(url: str, how: str, lease_ms: int = SHORT_MS) -> Iterator[Process]:
     finally:
         popen.kill()
         popen.wait()
-        assert popen.stdout is not None
-        popen.stdout.close()
+        for pipe in (popen.stdin, popen.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def told_by(*processes: Process) -> Told:
@@ -120,6 +130,34 @@ def test_of_processes_that_race_to_open_a_root_one_wins(url: str) -> None:
         (winner,) = [pid for pid, line in first_lines.items() if line == "open"]
         del first_lines[winner]
         assert set(first_lines.values()) == {f"owned {winner}"}
+
+
+async def test_of_processes_that_take_a_root_over_at_once_one_serves_in_the_end(url: str) -> None:
+    with ExitStack() as stack:
+        owner = stack.enter_context(process(url, "plain"))
+        assert owner.line() == "open"
+        takers = [stack.enter_context(process(url, "storm")) for _ in range(3)]
+        assert [one.line() for one in takers] == ["ready"] * 3
+        for one in takers:
+            one.go()
+
+        first_lines = {one.pid: one.line() for one in takers}
+
+        # One that came late may have taken over from another that served already.
+        assert {line.split()[0] for line in first_lines.values()} <= {"open", "owned"}
+        serving = await current_owner(Objects.open(url, SETTINGS))
+        assert serving is not None
+        (winner,) = [one for one in takers if one.pid == serving.pid]
+        assert first_lines[winner.pid] == "open"
+        for one in (owner, *takers):
+            if one is not winner:
+                one.to_the_end()
+                assert one.popen.returncode == 0
+                assert one.said[-1].startswith("owned") or "fenced" in one.said
+        winner.lines(SOME_LINES)
+        winner.kill()
+    opened = [one for one in takers if first_lines[one.pid] == "open" and one is not winner]
+    await check_the_end(url, told_by(owner, *opened, winner))
 
 
 async def test_a_standby_takes_over_from_an_owner_that_was_killed(url: str) -> None:

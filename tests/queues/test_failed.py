@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from opendata_queue import (
     NewMessage,
     QueueNotFoundError,
     QueueOptions,
+    pauses,
 )
+from opendata_queue.filters import Filter, like
 from opendata_queue.store import Database, Rows
 from opendata_queue.testing import ManualClock
 from tests.conftest import NewRoot
@@ -213,3 +215,67 @@ async def test_what_failed_is_listed_as_soon_as_stats_count_it(
     counted.set()
 
     assert await listing == [one]
+
+
+@pytest.mark.parametrize("wanted", ["failed", "purge_failed", "history", "create_queue"])
+async def test_others_run_while_a_filter_is_evaluated(
+    system: Engine, monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    """With a turn that is over at once there is a pause behind each message, or each queue."""
+    turns, evaluated_at = 0, []
+
+    def matcher(pattern: str, escape: str | None) -> Callable[[str], bool]:
+        def matches(text: str) -> bool:
+            evaluated_at.append(turns)
+            return False
+
+        return matches
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(pauses, "TURN_SECONDS", 0)
+    monkeypatch.setattr(like, "matcher", matcher)
+    costly = f"kind LIKE '%{wanted}_c%'"
+    ids = await fail(system, *of_kinds(*"a" * 20))
+    for number in range(20 if wanted == "history" else 0):
+        await system.create_queue(f"q{number}", filter=costly)
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "failed": lambda: system.failed("q", filter=costly),
+        "purge_failed": lambda: system.purge_failed("q", filter=costly),
+        "history": lambda: system.history(ids[0]),
+        "create_queue": lambda: system.create_queue("late", filter=costly, start="beginning"),
+    }
+    other = asyncio.create_task(count())
+    await calls[wanted]()
+    if wanted == "create_queue":
+        await system._replay.finished()
+    other.cancel()
+
+    assert len(evaluated_at) == 20
+    assert len(set(evaluated_at)) == 20
+
+
+async def test_a_filter_that_costs_too_much_is_refused_unless_the_queue_has_it(
+    url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costly = " OR ".join(["kind LIKE '%b_c%'"] * 9)
+    with monkeypatch.context() as before_there_was_a_limit:
+        before_there_was_a_limit.setattr(Filter, "check_cost", lambda self: None)
+        async with await Engine.open(url, clock=clock) as system:
+            await system.create_queue("old", filter=costly)
+
+    async with await Engine.open(url, clock=clock) as system:
+        assert (await system.get_queue("old")).filter == costly
+        await system.update_queue("old", filter=costly, max_attempts=2)
+        with pytest.raises(FilterError, match="more than 8 texts with a _ inside"):
+            await system.update_queue("old", filter=f"{costly} OR kind = 'x'")
+        with pytest.raises(FilterError, match="more than 8 texts with a _ inside"):
+            await system.create_queue("new", filter=costly)
+        with pytest.raises(FilterError, match="more than 8 texts with a _ inside"):
+            await system.failed("old", filter=costly)
+        with pytest.raises(FilterError, match="more than 8 texts with a _ inside"):
+            await system.replay("old", filter=costly)

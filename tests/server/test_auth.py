@@ -6,7 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import jwt
@@ -84,7 +84,13 @@ async def test_a_token_is_good_until_it_expires(
 
 @pytest.mark.parametrize(
     "claims",
-    [{"exp": None}, {"exp": 0}, {"exp": "soon"}, {"nbf": 1 << 40}, {"namespaces": [5]}],
+    [
+        *({"exp": None}, {"exp": 0}, {"exp": "soon"}, {"nbf": 1 << 40}, {"namespaces": [5]}),
+        *({"exp": float("nan")}, {"exp": float("inf")}, {"exp": 1e300}, {"exp": 1 << 400}),
+        *({"exp": True}, {"exp": -1}, {"exp": [1 << 40]}, {"exp": "9999999999"}),
+        *({"nbf": float("nan")}, {"nbf": float("-inf")}, {"nbf": -1}, {"nbf": False}),
+        *({"iat": float("nan")}, {"iat": "now"}, {"iat": True}, {"sub": 5}, {"sub": ["a"]}),
+    ],
 )
 async def test_a_token_with_bad_claims_is_refused(
     guarded: httpx.AsyncClient, token: Token, claims: dict[str, object]
@@ -140,6 +146,99 @@ def test_a_short_secret_and_a_private_key_are_refused(clock: ManualClock) -> Non
     for key in ("short", "-----BEGIN PRIVATE KEY-----"):
         with pytest.raises(InvalidInputError):
             Gate(ServerSettings(jwt_key=key), clock)
+
+
+def public_keys() -> Iterator[str]:
+    """What everybody may know of a key, in forms that are no PEM."""
+    for private in (
+        rsa.generate_private_key(65_537, 2_048),
+        ec.generate_private_key(ec.SECP256R1()),
+    ):
+        public = private.public_key()
+        der = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        yield base64.b64encode(der).decode()
+        yield base64.encodebytes(der).decode()
+        yield base64.urlsafe_b64encode(der).decode().rstrip("=")
+        yield der.hex()
+        yield public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+        pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+        yield f"# our key\n{pem}"
+    yield json.dumps({"kty": "RSA", "n": "x" * 300, "e": "AQAB"})
+
+
+def test_a_public_key_is_never_taken_for_a_secret(clock: ManualClock) -> None:
+    for key in public_keys():
+        with pytest.raises(InvalidInputError, match="key for tokens is no secret"):
+            Gate(ServerSettings(jwt_key=key), clock)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "change me, to 32 random bytes or more",
+        "CHANGE_ME_CHANGE_ME_CHANGE_ME_CHANGE_ME",
+        "changeme-changeme-changeme-changeme",
+        "a secret for trying it out, not for more",
+    ],
+)
+def test_the_placeholder_of_an_example_is_no_secret(clock: ManualClock, key: str) -> None:
+    with pytest.raises(InvalidInputError, match="placeholder of an example"):
+        Gate(ServerSettings(jwt_key=key), clock)
+
+
+def test_random_secrets_of_every_form_are_taken(clock: ManualClock) -> None:
+    data = hashlib.sha512(b"random").digest()
+    for key in (data.hex(), base64.b64encode(data).decode(), "correct horse battery staple " * 2):
+        Gate(ServerSettings(jwt_key=key), clock)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "[" * 3_000,
+        '{"alg":["HS256"]}',
+        '{"alg":{"a":1},"typ":5}',
+        '{"alg":"HS256","crit":["exp"]}',
+        '{"alg":"HS256","kid":5}',
+        '{"alg":"HS256","b64":false}',
+        "[]",
+        "5",
+        "null",
+        '{"alg":"HS256","x":NaN}',
+    ],
+)
+async def test_a_token_with_a_strange_head_is_refused(
+    guarded: httpx.AsyncClient, head: str
+) -> None:
+    """It is read before the signature is checked: anybody can send one."""
+    strange = base64.urlsafe_b64encode(head.encode()).rstrip(b"=").decode()
+
+    answer = await ask(guarded, {"Authorization": f"Bearer {strange}.e30.AAAA"}, "list_queues")
+
+    assert answer.status_code == 401
+
+
+async def test_a_confined_token_does_not_learn_of_the_consumers_of_others(
+    guarded: httpx.AsyncClient, token: Token
+) -> None:
+    everything = token("*")
+    for queue in ("shop/orders", "audit/everything", "all"):
+        assert (await ask(guarded, everything, "create_queue", queue=queue)).status_code == 200
+    await ask(guarded, everything, "update_queue", queue="all", filter="namespace = 'shop'")
+    message = {"payload": EMPTY, "headers": {"namespace": "shop"}}
+    answer = await ask(guarded, everything, "publish", messages=[message])
+    (message_id,) = answer.json()["message_ids"]
+    for queue, consumer in (("all", "their-secret-worker"), ("shop/orders", "ours")):
+        body = {"queue": queue, "count": 1, "consumer": consumer, "wait_ms": 10_000}
+        claimed = await ask(guarded, everything, "claim", **body)
+        assert len(claimed.json()["messages"]) == 1
+
+    seen = await ask(guarded, token("shop"), "history", message_id=message_id)
+    seen_by_all = await ask(guarded, everything, "history", message_id=message_id)
+
+    assert "their-secret-worker" not in seen.text
+    assert seen.json()["history"]["consumers"] == ["ours"]
+    assert seen_by_all.json()["history"]["consumers"] == ["their-secret-worker", "ours"]
 
 
 def test_a_key_that_can_check_no_token_is_refused_at_once(clock: ManualClock) -> None:

@@ -343,3 +343,40 @@ async def test_a_token_keeps_to_its_namespace(
     assert (await guarded.get("/dequeue", params=REFUND, headers=theirs)).status_code == 403
     assert len((await guarded.get("/dequeue", params=REFUND, headers=mine)).json()) == 1
     assert (await guarded.get("/dequeue", params=REFUND)).status_code == 401
+
+
+async def test_nobody_finishes_by_a_guessed_id_what_another_subject_claimed(
+    guarded: httpx.AsyncClient, token: Callable[..., dict[str, str]], system: AsyncSystem
+) -> None:
+    alice, bob = token("payments", sub="alice"), token("payments", sub="bob")
+    answer = await guarded.post("/enqueue", json=[item(b"1"), item(b"2")], headers=alice)
+    first, second = answer.json()
+    asked = {**REFUND, "receipts": "true"}
+    leased = (await guarded.get("/dequeue", params=asked, headers=alice)).json()
+
+    for path in ("/ack", "/nack"):
+        guessed = await guarded.post(path, json={"id": first, **REFUND}, headers=bob)
+        assert guessed.status_code == 409
+        assert "leased by another one" in guessed.json()["message"]
+    swapped = {"id": second, "receipt": leased[0]["receipt"], **REFUND}
+    assert (await guarded.post("/ack", json=swapped, headers=bob)).status_code == 400
+    made_up = {"id": first, "receipt": "00" * 40, **REFUND}
+    assert (await guarded.post("/ack", json=made_up, headers=bob)).status_code == 400
+
+    mine = await guarded.post("/ack", json={"id": first, **REFUND}, headers=alice)
+    shown = {"id": second, "receipt": leased[1]["receipt"], **REFUND}
+    assert mine.status_code == 200
+    assert (await guarded.post("/ack", json=shown, headers=bob)).status_code == 200
+    assert (await system.stats("payments/process-refund")).done == 2
+
+
+async def test_what_was_claimed_through_another_api_is_not_finished_by_its_id(
+    client: httpx.AsyncClient, system: AsyncSystem
+) -> None:
+    (message_id,) = await enqueue(client, item(b"1"))
+    (claimed,) = await system.claim("payments/process-refund", consumer="worker", wait_ms=10_000)
+
+    answer = await client.post("/ack", json={"id": message_id, **REFUND})
+
+    assert answer.status_code == 409
+    assert await system.ack("payments/process-refund", claimed) == ["ok"]

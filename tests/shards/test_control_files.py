@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 
 import pytest
 
@@ -186,6 +187,7 @@ async def test_a_commit_is_a_file_as_the_rfc_describes(in_memory: Objects) -> No
     data = await in_memory.read("commits/load.json")
     assert data is not None
     assert json.loads(data) == {
+        "check": f"{zlib.crc32(data[:-20]):08x}",
         "job": "load",
         "holder": commit.holder,
         "committed_at": NOW,

@@ -7,6 +7,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from opendata_queue.store import database as database_module
 from opendata_queue.store.batch_writer import write_rows
 from opendata_queue.store.durable_files import TreeSync
 from opendata_queue.store.journal import LeftJournals
+from opendata_queue.store.replay_length import FLUSHED_AFTER
 from opendata_queue.store.translation import translated
 from tests.conftest import NewRoot
+from tests.s3_server import S3Server
 
 SETTINGS = StoreSettings()
 
@@ -42,6 +45,22 @@ def rows_of(*pairs: tuple[bytes, bytes]) -> Rows:
 
 async def collect(database: Database | DatabaseReader, start: bytes, end: bytes) -> list[bytes]:
     return [key async for chunk in database.scan(start, end) for key, _ in chunk]
+
+
+async def test_of_many_that_make_a_database_at_once_none_takes_it_for_damaged(
+    new_memory_root: NewRoot,
+) -> None:
+    for _ in range(5):
+        objects = Objects.open(new_memory_root(), SETTINGS)
+        opening = (Database.open(objects, "db") for _ in range(6))
+
+        found = await asyncio.gather(*opening, return_exceptions=True)
+
+        opened = [one for one in found if isinstance(one, Database)]
+        assert all(isinstance(one, FencedError) for one in found if one not in opened)
+        assert opened
+        for one in opened:
+            await one.close()
 
 
 async def test_committed_rows_are_there_after_a_reopen(root: str) -> None:
@@ -447,3 +466,69 @@ async def test_what_a_cancelled_open_has_opened_is_closed(
         await all_closed.wait()
     assert opening.cancelled()
     assert closed == ["WalSync" if what == "WalSync" else "Journal"]
+
+
+async def test_an_open_does_not_wait_for_a_compaction(tmp_path: Path) -> None:
+    # Of one that was killed, a compaction is under way for long after its end: none comes here.
+    quiet = StoreSettings(
+        memtable_bytes=64 * 1024, compaction_poll_ms=600_000, fsync=False, outage_timeout_ms=5_000
+    )
+    url = f"file://{tmp_path}/root"
+    killed = await Database.open(Objects.open(url, quiet), "db")
+    for number in range(32):  # as many files as there may be
+        await killed.commit(rows_of((b"%d" % number, b"x" * 1_000)))
+        await killed.flush_to_files()
+    for number in range(7):
+        await killed.commit(rows_of((b"w%d" % number, os.urandom(60 * 1024))))
+
+    # And more to replay than what may be in memory.
+    small = replace(quiet, memtable_bytes=32 * 1024)
+    again = await Database.open(Objects.open(url, small), "db")
+
+    assert len(await again.get(b"w6") or b"") == 60 * 1024
+    await again.close()
+
+
+async def heads_and_gets_of_an_open(server: S3Server, url: str) -> tuple[Database, int]:
+    server.reset_requests(path_contains=url.removeprefix("s3://") + "/")
+    database = await Database.open(Objects.open(url, SETTINGS), "db")
+    requests = server.requests()
+    return database, requests["HEAD"] + requests["GET"]
+
+
+async def test_what_an_open_on_s3_reads_does_not_grow_with_the_commits_since_a_kill(
+    s3_environment: S3Server, new_s3_root: NewRoot
+) -> None:
+    url = new_s3_root()
+    commits = 4_000 if os.environ.get("ODQ_EXAMPLES") == "explore" else 300
+    killed = await Database.open(Objects.open(url, SETTINGS), "db")
+    for number in range(commits):
+        await killed.commit(rows_of((b"%d" % number, b"x")))
+    while killed._shortening is not None:
+        await asyncio.sleep(0)
+
+    again, requests = await heads_and_gets_of_an_open(s3_environment, url)
+
+    # Two for each WAL object, of which there are four times as many where files come too fast.
+    assert requests < 2 * FLUSHED_AFTER * (1 if commits < 1_000 else 4) + 100
+    assert await again.get(b"%d" % (commits - 1)) == b"x"
+    await again.close()
+
+
+async def test_what_an_open_on_s3_reads_does_not_grow_with_the_number_of_kills(
+    s3_environment: S3Server, new_s3_root: NewRoot
+) -> None:
+    url = new_s3_root()
+    killed: list[Database] = []
+    read: list[int] = []
+    for number in range(6):
+        database, requests = await heads_and_gets_of_an_open(s3_environment, url)
+        read.append(requests)
+        killed.append(database)
+        for other in range(FLUSHED_AFTER // 2):
+            await database.commit(rows_of((b"%d-%d" % (number, other), b"x")))
+        while database._shortening is not None:
+            await asyncio.sleep(0)
+
+    assert max(read) < 3 * FLUSHED_AFTER + 60
+    assert len(await collect(killed[-1], b"0", b"9")) == 6 * FLUSHED_AFTER // 2

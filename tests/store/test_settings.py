@@ -27,7 +27,7 @@ def test_files_to_compact_are_looked_for_often_where_a_look_costs_no_requests(
 
 
 def test_files_to_compact_are_looked_for_more_often_on_s3_where_many_wait() -> None:
-    settings = StoreSettings().for_slatedb(on_s3=True, crowded=True)
+    settings = StoreSettings().for_slatedb(on_s3=True, waiting_files=CROWDED_FILES)
 
     told = json.loads(settings.to_json_string())
 
@@ -35,6 +35,17 @@ def test_files_to_compact_are_looked_for_more_often_on_s3_where_many_wait() -> N
     assert told["compactor_options"]["poll_interval"] == "5s"
     assert told["compactor_options"]["worker"]["compactions_poll_interval"] == "5s"
     assert told["l0_max_ssts"] > CROWDED_FILES
+
+
+@pytest.mark.parametrize("on_s3", [True, False])
+def test_a_compaction_of_an_owner_that_was_killed_is_soon_taken_up_again(on_s3: bool) -> None:
+    told = json.loads(StoreSettings().for_slatedb(on_s3=on_s3).to_json_string())
+
+    options = told["compactor_options"]
+    silence_s = int(options["worker_heartbeat_timeout"].removesuffix("s"))
+    beat_s = int(options["worker"]["heartbeat_interval"].removesuffix("s"))
+    assert silence_s <= (20 if on_s3 else 6)
+    assert silence_s >= 4 * beat_s  # one that is late must not lose its work
 
 
 @pytest.mark.parametrize("on_s3", [True, False])

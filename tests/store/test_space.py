@@ -12,7 +12,6 @@ import slatedb.uniffi as slatedb
 
 from opendata_queue import FencedError, InvalidInputError, StoreSettings
 from opendata_queue.store import Database, Objects, Rows
-from opendata_queue.store.settings import CROWDED_FILES
 from opendata_queue.store.upkeep import Upkeep
 from tests.conftest import NewRoot
 
@@ -52,23 +51,21 @@ async def test_a_compaction_frees_what_was_deleted_or_is_past_its_time(root: str
     await again.close()
 
 
-async def test_a_database_in_which_many_files_wait_for_a_compaction_is_crowded(
-    new_s3_root: NewRoot,
-) -> None:
+async def test_files_that_wait_for_a_compaction_are_counted(new_s3_root: NewRoot) -> None:
     objects = Objects.open(new_s3_root(), ALL_AT_ONCE)
     upkeep = Upkeep(objects, "db")
-    assert not await upkeep.is_crowded()  # there is none
+    assert await upkeep.file_counts() == (0, 0)  # there is no database
 
     database = await Database.open(objects, "db")
-    crowded = []
-    for number in range(CROWDED_FILES):
+    waiting = []
+    for number in range(3):
         rows = Rows()
         rows.put(b"%02d" % number, b"v")
         await database.commit(rows)
         await database.flush_to_files()
-        crowded.append(await upkeep.is_crowded())
+        waiting.append((await upkeep.file_counts())[0])
 
-    assert crowded == [False] * (CROWDED_FILES - 1) + [True]
+    assert waiting == [1, 2, 3]
     await database.close()
 
 

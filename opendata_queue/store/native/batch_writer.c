@@ -1,9 +1,10 @@
 /* Writes packed batches of rows to SlateDB through the C symbols of its Python binding, makes them
- * durable, appends them to journals, and reads the rows of short scans. Weaves columns into rows.
+ * durable, appends them to journals, and reads the rows of scans. Weaves columns into rows, and takes
+ * the rows of a log apart into columns.
  *
  * Two ways to ask for it. `odq_write` does all in one call that blocks, so the thread that calls
- * needs the GIL only before and after it. `odq_submit_write`, `odq_submit_append` and
- * `odq_submit_scan` hand a job to a thread of this library and return; when it is done, it is put
+ * needs the GIL only before and after it. `odq_submit_write` and
+ * those after it hand a job to a thread of this library and return; when it is done, it is put
  * into a mailbox, whose descriptor wakes an event loop. No Python thread is needed then, and none has
  * to wait for the GIL while the event loop is busy.
  *
@@ -32,7 +33,7 @@
 #define fdatasync fsync
 #endif
 
-#define ODQ_ABI 7
+#define ODQ_ABI 8
 #define EXPORT __attribute__((visibility("default")))
 
 /* uniffi 0.31, contract version 30 */
@@ -177,6 +178,137 @@ static uint64_t read_le(const uint8_t *at, unsigned bytes) {
 
 static void write_be(uint8_t *at, uint64_t value, unsigned bytes) {
     while (bytes--) { at[bytes] = (uint8_t)value; value >>= 8; }
+}
+
+static uint64_t read_be(const uint8_t *at, unsigned bytes) {
+    uint64_t value = 0;
+    while (bytes--) value = value << 8 | *at++;
+    return value;
+}
+
+/* --- the log by column ---------------------------------------------------------------------------- */
+
+/* RFC 0001, Metadata log entry: four integers of 8 bytes, one of 4, and the number of headers. */
+enum { METADATA_LONGS = 4, METADATA_FIXED = 37, TEXT_LENGTH = 2 };
+/* uniffi's KeyValue: behind the value a sequence number, when it was made, and whether it expires. */
+enum { ROW_TAIL = 17, ROW_EXPIRY = 8 };
+
+/* Whether bytes are UTF-8 as Python's strict decoder wants them: no surrogates, nothing too long. */
+static int is_utf8(const uint8_t *at, const uint8_t *end) {
+    while (at < end) {
+        if (end - at >= 8 && !(read_le(at, 8) & 0x8080808080808080u)) { at += 8; continue; }
+        const uint8_t first = *at++;
+        if (first < 0x80) continue;
+        const unsigned more = first < 0xE0 ? 1 : first < 0xF0 ? 2 : 3;
+        if (first < 0xC2 || first > 0xF4 || end - at < (ptrdiff_t)more) return 0;
+        const uint8_t low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
+        const uint8_t high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+        if (*at < low || *at > high) return 0;
+        for (unsigned i = 1; i < more; i++) if ((at[i] & 0xC0) != 0x80) return 0;
+        at += more;
+    }
+    return 1;
+}
+
+/* The text at `at`: behind it, or NULL if it is not whole or no text. */
+static const uint8_t *behind_text(const uint8_t *at, const uint8_t *end) {
+    if (end - at < TEXT_LENGTH) return NULL;
+    const uint64_t size = read_le(at, TEXT_LENGTH);
+    at += TEXT_LENGTH;
+    return (uint64_t)(end - at) >= size && is_utf8(at, at + size) ? at + size : NULL;
+}
+
+/* Whether a header's key, with its length before it, is among the names, which are encoded alike. */
+static int is_wanted(const uint8_t *key, const uint8_t *names, const uint8_t *names_end) {
+    const uint64_t size = TEXT_LENGTH + read_le(key, TEXT_LENGTH);
+    while (names < names_end) {
+        const uint64_t its_size = TEXT_LENGTH + read_le(names, TEXT_LENGTH);
+        if (its_size == size && !memcmp(names, key, size)) return 1;
+        names += its_size;
+    }
+    return 0;
+}
+
+/* Copies the wanted headers of a record to `out`, back to back; behind them, or NULL if the record
+ * is not right in every respect. No names at all stand for all headers. */
+static uint8_t *wanted_headers(const uint8_t *at, const uint8_t *end, unsigned count,
+                               const uint8_t *names, const uint8_t *names_end, uint8_t *out) {
+    while (count--) {
+        const uint8_t *key = at, *value = behind_text(at, end);
+        if (!value || !(at = behind_text(value, end))) return NULL;
+        if (names && !is_wanted(key, names, names_end)) continue;
+        memcpy(out, key, (size_t)(at - key));
+        out += at - key;
+    }
+    return at == end ? out : NULL;
+}
+
+/* Headers that were met: where they are, their size, and their number plus one. */
+typedef struct { const uint8_t *at; uint32_t size, number; } Kind;
+
+static uint32_t kind_of(Kind *kinds, uint64_t mask, const uint8_t *at, uint32_t size, uint32_t next) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (uint32_t i = 0; i < size; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
+    for (hash ^= hash >> 32;; hash++) {
+        Kind *kind = kinds + (hash & mask);
+        if (!kind->number) {
+            *kind = (Kind){at, size, next + 1};
+            return next;
+        }
+        if (kind->size == size && !memcmp(kind->at, at, size)) return kind->number - 1;
+    }
+}
+
+/* The values of a scan of the log, by column. `data` is a sequence of rows as uniffi writes it, of
+ * which there must be `count`. `longs` gets message id, created, received and visible at, a column
+ * after the other, `retentions` one number for each row, and `numbers` which headers a row has: of
+ * these each is once in `headers`, one after the other, `sizes` bytes long, `how_many` in all.
+ *
+ * Only headers with one of the `names` are taken, each of these with its length before it; all if
+ * `names` is NULL. ODQ_MALFORMED: something is not right; the caller finds out what. */
+EXPORT int32_t odq_read_log(const uint8_t *data, uint64_t size, uint32_t count, const uint8_t *names,
+                            uint64_t names_size, uint64_t *longs, uint32_t *retentions,
+                            uint32_t *numbers, uint32_t *sizes, uint8_t *headers,
+                            uint32_t *how_many) {
+    const uint8_t *at = data + LENGTH_BYTES, *const end = data + size;
+    uint64_t mask = 1;
+    *how_many = 0;
+    if (size < LENGTH_BYTES || read_be(data, LENGTH_BYTES) != count) return ODQ_MALFORMED;
+    while (mask < 2 * (uint64_t)count) mask *= 2;
+    Kind *kinds = calloc(mask--, sizeof *kinds);
+    if (!kinds) return ODQ_NO_MEMORY;
+    int result = ODQ_MALFORMED;
+    for (uint32_t row = 0; row < count; row++) {
+        for (int of_value = 0; of_value < 2; of_value++) { /* past the key, then to the value */
+            if (end - at < LENGTH_BYTES) goto done;
+            const uint64_t its_size = read_be(at, LENGTH_BYTES);
+            at += LENGTH_BYTES;
+            if ((uint64_t)(end - at) < its_size) goto done;
+            if (!of_value) { at += its_size; continue; }
+            const uint8_t *const behind = at + its_size;
+            if (its_size < METADATA_FIXED) goto done;
+            for (unsigned i = 0; i < METADATA_LONGS; i++)
+                longs[(uint64_t)i * count + row] = read_le(at + 8 * i, 8);
+            retentions[row] = (uint32_t)read_le(at + 8 * METADATA_LONGS, 4);
+            uint8_t *const taken = wanted_headers(at + METADATA_FIXED, behind, at[METADATA_FIXED - 1],
+                                                  names, names + names_size, headers);
+            if (!taken) goto done;
+            const uint32_t taken_size = (uint32_t)(taken - headers);
+            numbers[row] = kind_of(kinds, mask, headers, taken_size, *how_many);
+            if (numbers[row] == *how_many) {
+                sizes[(*how_many)++] = taken_size;
+                headers = taken;
+            }
+            at = behind;
+        }
+        if (end - at < ROW_TAIL) goto done;
+        at += ROW_TAIL + (at[ROW_TAIL - 1] ? ROW_EXPIRY : 0);
+        if (at > end) goto done;
+    }
+    if (at == end) result = ODQ_OK;
+done:
+    free(kinds);
+    return result;
 }
 
 /* A byte string as uniffi passes it: length i32 big-endian, then the bytes. */
@@ -406,7 +538,7 @@ struct Job {
     Job *next;
     Job *next_scan; /* of those of the mailbox that are under way */
     Mailbox *mailbox;
-    int is_scan, is_append, is_reader, then_flush, has_wal;
+    int is_scan, is_append, is_reader, is_iterator, then_flush, has_wal;
     /* Of a scan, with the mailbox's mutex: the future that a thread is driving, if there is one, and
      * what ends it early. */
     int given_up;
@@ -457,6 +589,7 @@ static void free_job(Job *job) {
     const Symbols *s = &job->mailbox->symbols;
     RustCallStatus ignored = {0};
     if (job->is_append) close(job->to.descriptor);
+    else if (job->is_iterator) s->free_dbiterator(job->handle, &ignored);
     else (job->is_reader ? s->free_dbreader : s->free_db)(job->handle, &ignored);
     free(job);
 }
@@ -529,6 +662,18 @@ static int scan_result(const RustCallStatus *status) {
     return status->code == CALL_SUCCESS ? ODQ_OK : ODQ_FAILED;
 }
 
+/* The next `limit` rows of an iterator, as the binding's `next_batch` returns them. */
+static int next_rows(const Symbols *s, Job *job, uint64_t iterator, RustBuffer *rows,
+                     RustCallStatus *status) {
+    const uint64_t own = s->clone_dbiterator(iterator, status);
+    if (status->code != CALL_SUCCESS) return ODQ_FAILED;
+    const uint64_t future = s->dbiterator_next_batch(own, job->limit);
+    drive_scan(job, s->poll_rust_buffer, s->cancel_rust_buffer, future);
+    *rows = s->complete_rust_buffer(future, status);
+    s->free_rust_buffer(future);
+    return scan_result(status);
+}
+
 /* The first `limit` rows of a range, as the binding's `next_batch` returns them. Range and options
  * are serialised as uniffi does it. */
 static int scan(const Symbols *s, Job *job, RustBuffer *rows, RustCallStatus *status) {
@@ -540,26 +685,22 @@ static int scan(const Symbols *s, Job *job, RustBuffer *rows, RustCallStatus *st
     if (status->code != CALL_SUCCESS) return ODQ_FAILED;
     const uint64_t own = (job->is_reader ? s->clone_dbreader : s->clone_db)(job->handle, status);
     if (status->code != CALL_SUCCESS) return ODQ_FAILED;
-    uint64_t future = (job->is_reader ? s->dbreader_scan : s->db_scan)(own, range, options);
+    const uint64_t future = (job->is_reader ? s->dbreader_scan : s->db_scan)(own, range, options);
     drive_scan(job, s->poll_u64, s->cancel_u64, future);
     const uint64_t iterator = s->complete_u64(future, status);
     s->free_u64(future);
     if (status->code != CALL_SUCCESS) return scan_result(status);
-    const uint64_t own_iterator = s->clone_dbiterator(iterator, status);
-    if (status->code == CALL_SUCCESS) {
-        future = s->dbiterator_next_batch(own_iterator, job->limit);
-        drive_scan(job, s->poll_rust_buffer, s->cancel_rust_buffer, future);
-        *rows = s->complete_rust_buffer(future, status);
-        s->free_rust_buffer(future);
-    }
+    const int result = next_rows(s, job, iterator, rows, status);
     s->free_dbiterator(iterator, &ignored);
-    return scan_result(status);
+    return result;
 }
 
 static void run(Job *job) {
     const Symbols *s = &job->mailbox->symbols;
     Outcome *out = &job->outcome;
-    if (job->is_scan) {
+    if (job->is_iterator) {
+        out->result = next_rows(s, job, job->handle, &out->rows, &out->status);
+    } else if (job->is_scan) {
         out->result = scan(s, job, &out->rows, &out->status);
     } else if (job->is_append) {
         out->result = append_record(&job->to, job->bytes, job->size, &out->error_number);
@@ -745,6 +886,21 @@ EXPORT int32_t odq_submit_scan(Mailbox *mailbox, uint64_t number, uint64_t handl
     job->limit = limit;
     memcpy(job->bytes, bytes, size);
     return submit(job);
+}
+
+/* The next `limit` rows of an iterator as a job. It is a scan as all others are. */
+EXPORT int32_t odq_submit_next(Mailbox *mailbox, uint64_t number, uint64_t iterator, uint32_t limit,
+                               RustCallStatus *status) {
+    Job *job = calloc(1, sizeof *job);
+    if (!job) return ODQ_NO_MEMORY;
+    job->mailbox = mailbox;
+    job->outcome.number = number;
+    job->is_scan = job->is_iterator = 1;
+    job->limit = limit;
+    job->handle = mailbox->symbols.clone_dbiterator(iterator, status);
+    if (status->code == CALL_SUCCESS) return submit(job);
+    free(job);
+    return ODQ_FAILED;
 }
 
 /* Nobody waits for the scan of that number any more. Its outcome is ODQ_GIVEN_UP, unless it was done

@@ -1,0 +1,324 @@
+"""Connections: how long a client may take in each state, and how much is kept of what it sends.
+
+| a connection that | is closed |
+|---|---|
+| has asked for nothing yet, or has begun a head | ``header_timeout_ms`` after it began |
+| has a body under way | when the body is late (``limits.read_body``) |
+| is being worked for | never by this |
+| sends the rest of a body that was answered already | ``header_timeout_ms`` after the answer |
+| has its answer, and asks for nothing | ``idle_timeout_ms`` after the answer |
+| has yet to read an answer | ``write_timeout_ms`` after it last read something, and after four times as long in any case |
+| is being closed, and does not read | ``write_timeout_ms`` later, without waiting for it |
+
+One sweep goes through all of them several times within the shortest of these times: a timer for each
+state of each request would cost more than all else that is done here for a request.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import Any, ClassVar, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from opendata_queue.server.bad_requests import BadRequests
+from opendata_queue.server.settings import ServerSettings
+
+MAX_HEAD_BYTES: Final = 32 * 1024
+MAX_HEADERS: Final = 100
+MAX_PIPELINED: Final = 16
+"""Requests that a client sends before it has the answer to the one before."""
+
+_MAX_STRAY_BYTES: Final = 4 * 1024
+"""Within a body, of what is none of it: sizes of chunks, and what is written behind them."""
+
+_WHOLE_ANSWER_FACTOR: Final = 4
+_SWEEPS_WITHIN_A_DEADLINE: Final = 4
+_MAX_SWEEP_SECONDS: Final = 1.0
+
+
+class _Reading(IntEnum):
+    """Which part of a request is expected next."""
+
+    NEXT = 0
+    HEAD = 1
+    BODY = 2
+
+
+class _Refused(Exception):
+    """What a client sends is not taken; the text says why."""
+
+
+class Connections:
+    """All connections of one broker."""
+
+    def __init__(self, settings: ServerSettings, bad_requests: BadRequests) -> None:
+        self.header_seconds = settings.header_timeout_ms / 1000
+        self.idle_seconds = settings.idle_timeout_ms / 1000
+        self.write_seconds = settings.write_timeout_ms / 1000
+        self.max_connections = settings.max_connections
+        self.max_rest_bytes = settings.max_body_bytes
+        self.bad_requests = bad_requests
+        self.all: set[Connection] = set()
+        self.silent: dict[Connection, None] = {}
+        """All whose clients have not asked for anything yet, the oldest first."""
+        self.idle: dict[Connection, None] = {}
+        """All whose clients have their answers, and have not asked for more, the oldest first."""
+        self.slow: set[Connection] = set()
+        """All whose clients have yet to read much of an answer."""
+        shortest = min(self.header_seconds, self.idle_seconds, self.write_seconds)
+        self._sweep_seconds = min(_MAX_SWEEP_SECONDS, shortest / _SWEEPS_WITHIN_A_DEADLINE)
+        self._swept_at = -math.inf
+
+    def sweep_in_time(self, now: float) -> None:
+        if now - self._swept_at >= self._sweep_seconds:
+            self.sweep(now)
+
+    def sweep(self, now: float) -> None:
+        """Close all whose time is over, by the clock of the event loop."""
+        self._swept_at = now
+        for one in list(self.all):
+            one.check(now)
+        self.bad_requests.sweep()
+
+    def make_room(self) -> bool:
+        """Close a connection that has the least to lose; false if all are in use.
+
+        Those that have never asked for anything go first, and then those that have been idle for
+        longest.
+        """
+        for waiting in (self.silent, self.idle):
+            for one in waiting:
+                one.give_way()
+                return True
+        return False
+
+    def unsent_bytes(self) -> int:
+        """How much clients have yet to read, but for what a system keeps for each anyway."""
+        return sum(one.transport.get_write_buffer_size() for one in self.slow)
+
+
+class Connection(HttpToolsProtocol):
+    """One connection; see above for its deadlines."""
+
+    kept: ClassVar[Connections]
+    """All of them; set in a subclass for each broker."""
+
+    _reading = _Reading.NEXT
+    _until = math.inf
+    """When the client must have sent what is expected of it."""
+    _head_bytes = 0
+    """Of headers that are whole."""
+    _partial_bytes = 0
+    """Of a head that comes in parts."""
+    _has_body_bytes = False
+    """Whether the data at hand has some of a body."""
+    _stray_bytes = 0
+    _rest_bytes = 0
+    _deaf = False
+    """Whether nothing more is read: the client has gone over to another protocol."""
+    _unsent_bytes = 0
+    _unsent_at = 0.0
+    _slow_since = 0.0
+    _closing_since = 0.0
+    _worked_for: Any = None
+    """The request that is being answered, or was last."""
+
+    # --- coming and going -------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        kept = self.kept
+        kept.all.add(self)
+        if len(kept.all) > kept.max_connections and not kept.make_room():
+            transport.close()
+            return
+        self._until = self.loop.time() + kept.header_seconds
+        kept.silent[self] = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        kept = self.kept
+        kept.all.discard(self)
+        kept.slow.discard(self)
+        self._ask_no_more()
+        if self._worked_for is not None and not self._worked_for.response_complete:
+            # The one that is worked for need not be the last one that was asked.
+            self._worked_for.disconnected = True
+            self._worked_for.message_event.set()
+        super().connection_lost(exc)
+
+    def give_way(self) -> None:
+        """End for the sake of another one."""
+        self._ask_no_more()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+        self.kept.all.discard(self)
+
+    def _ask_no_more(self) -> None:
+        """It is not one of those any more that may ask for something."""
+        self.kept.silent.pop(self, None)
+        self.kept.idle.pop(self, None)
+
+    # --- deadlines --------------------------------------------------------------------------------
+
+    def check(self, now: float) -> None:
+        """End if time is over."""
+        transport = self.transport
+        if transport.is_closing():
+            self._check_closing(now)
+        elif unsent_bytes := transport.get_write_buffer_size():
+            self._check_unsent(unsent_bytes, now)
+        else:
+            self._unsent_bytes = 0
+            if now >= self._until:
+                self._ask_no_more()
+                transport.close()
+
+    def _check_closing(self, now: float) -> None:
+        if not self._closing_since:
+            self._closing_since = now
+        elif now - self._closing_since >= self.kept.write_seconds:
+            self.transport.abort()
+
+    def _check_unsent(self, unsent_bytes: int, now: float) -> None:
+        if not 0 < self._unsent_bytes <= unsent_bytes:
+            self._unsent_bytes, self._unsent_at = unsent_bytes, now  # it reads
+        seconds = self.kept.write_seconds
+        too_slow = self._slow_since and now - self._slow_since >= seconds * _WHOLE_ANSWER_FACTOR
+        if too_slow or now - self._unsent_at >= seconds:
+            self.kept.bad_requests.note("a client that does not read its answer is hung up on")
+            self.transport.abort()  # to close it would wait for the client, and keep the answer
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._slow_since = self._unsent_at = self.loop.time()
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self.kept.slow.add(self)
+
+    def resume_writing(self) -> None:
+        self._slow_since = 0.0
+        self.kept.slow.discard(self)
+        super().resume_writing()
+
+    # --- what a client sends ----------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._has_body_bytes = False
+        before = self._reading
+        try:
+            self.parser.feed_data(data)
+            # What came with another part as well is bounded by what one read brings.
+            if self._reading and self._reading is before:
+                self._count(len(data))
+        except httptools.HttpParserUpgrade:
+            # Answered as if nothing had been said of another protocol; then that is all.
+            self._deaf = True
+            self.cycle.keep_alive = False
+        except (httptools.HttpParserError, _Refused) as error:
+            reason = error.__context__ or error
+            self._refuse(str(reason) if isinstance(reason, _Refused) else "this is no HTTP/1.1")
+
+    def _count(self, size: int) -> None:
+        """Bound what is kept of a request that is not whole yet."""
+        if self._reading is _Reading.HEAD:
+            self._partial_bytes += size
+            if self._partial_bytes > MAX_HEAD_BYTES:
+                raise _Refused("the head is too long")
+            return
+        self._stray_bytes = 0 if self._has_body_bytes else self._stray_bytes + size
+        if self._stray_bytes > _MAX_STRAY_BYTES:
+            raise _Refused("a chunk has no end, or a trailer has none")
+        if self.cycle.response_complete:
+            self._rest_bytes += size
+            if self._rest_bytes > self.kept.max_rest_bytes:
+                raise _Refused("a body goes on and on that was answered already")
+
+    def _refuse(self, reason: str) -> None:
+        """Say why, if it is clear to which request that is the answer; and close."""
+        self.kept.bad_requests.note(f"bad request: {reason}")
+        self._ask_no_more()
+        cycle = self.cycle
+        if self._reading is _Reading.BODY:
+            its_turn = cycle is self._worked_for and not cycle.response_started
+            if its_turn:
+                cycle.disconnected = True  # its handler has the body to wait for, and gives up
+                cycle.message_event.set()
+        else:
+            its_turn = cycle is None or cycle.response_complete
+        if its_turn:
+            self.send_400_response(f"Bad request: {reason}.")
+        else:
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._reading = _Reading.HEAD
+        self._head_bytes = self._partial_bytes = self._stray_bytes = self._rest_bytes = 0
+        if self.cycle is not None:
+            self._until = self.loop.time() + self.kept.header_seconds
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+        if len(self.url) > MAX_HEAD_BYTES:
+            raise _Refused("the head is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reading is _Reading.BODY:
+            # It would be taken for a header of the request, after all headers were checked.
+            raise _Refused("trailers are not taken")
+        self._head_bytes += len(name) + len(value)
+        if len(self.headers) >= MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
+            raise _Refused("the head is too long")
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _Refused("too many requests at once on one connection")
+        self._until = math.inf
+        self._ask_no_more()
+        super().on_headers_complete()
+        self._reading = _Reading.BODY
+
+    def on_body(self, body: bytes) -> None:
+        self._has_body_bytes = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._reading = _Reading.NEXT
+        if self.cycle.response_complete:
+            self._await_request()
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._worked_for = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._reading is _Reading.NEXT:
+            self._await_request()
+        else:
+            if self._reading is _Reading.BODY:
+                self.cycle.body.clear()
+                self._until = self.loop.time() + self.kept.header_seconds
+            self.kept.idle[self] = None
+
+    def _await_request(self) -> None:
+        self._until = self.loop.time() + self.kept.idle_seconds
+        self.kept.idle[self] = None

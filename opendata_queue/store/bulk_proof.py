@@ -1,0 +1,83 @@
+"""What proves that a bulk shard is as its writer left it (RFC 0009).
+
+Its database is written once and never changes. A manifest with a flipped bit may name fewer files
+and still be readable, so its size and checksum are kept beside it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from opendata_queue.control_files import parsed, sealed_model
+from opendata_queue.errors import CorruptStoreError
+from opendata_queue.store.location import StoreKind
+from opendata_queue.store.manifests import manifest_name
+from opendata_queue.store.objects import Objects
+from opendata_queue.store.problems import REPAIR, Problem
+
+_NAME: Final = "complete.json"
+_ALL_OF_IT: Final = "messages of the shard"
+
+
+class BulkProof(BaseModel):
+    """What ``complete.json`` of a bulk shard's database says. Unknown properties are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    manifest: Annotated[int, Field(ge=1, lt=1 << 64)]
+    """The number of the one that counts."""
+    size: Annotated[int, Field(ge=1, lt=1 << 63)]
+    crc32: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
+
+
+async def leave_proof(objects: Objects, path: str) -> None:
+    """Note how the newest manifest of a database looks that nobody will write to any more."""
+    if objects.location.kind is StoreKind.MEMORY:
+        return  # where SlateDB has a store of its own, and no file is ever damaged
+    newest = max(await objects.names(f"{path}/manifest"))
+    content = await objects.read(f"{path}/manifest/{newest}")
+    if content is None:
+        raise CorruptStoreError(f"{objects.location.url_of(path)}/manifest/{newest} is gone")
+    check = f"{zlib.crc32(content):08x}"
+    proof = BulkProof(manifest=int(newest.partition(".")[0]), size=len(content), crc32=check)
+    await objects.create(f"{path}/{_NAME}", sealed_model(proof))
+
+
+async def check_proof(objects: Objects, path: str) -> None:
+    """Refuse a bulk shard whose manifest is not the one that its writer has left."""
+    problem = await unproven(objects, path)
+    if problem is not None:
+        raise CorruptStoreError(f"{objects.location}/{problem}")
+
+
+async def unproven(objects: Objects, path: str) -> Problem | None:
+    """What is wrong with the manifest of a bulk shard, if something is.
+
+    Release 0.1 has left no proof: its shards are taken as they are.
+    """
+    proof_path = f"{path}/{_NAME}"
+    content = await objects.read(proof_path)
+    if content is None:
+        return None
+    try:
+        proof = parsed(BulkProof, content, proof_path, "proves nothing")
+    except CorruptStoreError as error:
+        wrong = str(error).removeprefix(f"{proof_path} ")
+        return Problem(
+            file=proof_path,
+            wrong=wrong,
+            lost="nothing, if the manifest is whole",
+            advice=REPAIR,
+        )
+    file = f"{path}/manifest/{manifest_name(proof.manifest)}"
+    manifest = await objects.read(file)
+    if manifest is None:
+        wrong = "is missing"
+    elif len(manifest) != proof.size or zlib.crc32(manifest) != int(proof.crc32, 16):
+        wrong = "is damaged: it is not what its writer has left"
+    else:
+        return None
+    return Problem(file=file, wrong=wrong, lost=_ALL_OF_IT, advice=REPAIR)
