@@ -189,7 +189,7 @@ def on_s3(cost: dict[str, int]) -> dict[str, int]:
 def on_files(cost: dict[str, int]) -> dict[str, int]:
     """Each commit is one record of a journal, synced once; SlateDB is told to flush later."""
     commits = of_both(cost, "commits")
-    size = 32 * commits + 16 * of_both(cost, "rows") + of_both(cost, "bytes")
+    size = 72 * commits + 16 * of_both(cost, "rows") + of_both(cost, "bytes")
     return {**cost, "journal.appends": commits, "journal.bytes": size, "journal.syncs": commits}
 
 

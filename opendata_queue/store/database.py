@@ -30,7 +30,6 @@ from opendata_queue.store.durable_files import (
     WalSync,
     is_on_network,
     make_folder,
-    set_torn_files_aside,
 )
 from opendata_queue.store.figures import Figure, slatedb_figures
 from opendata_queue.store.file_notes import FileNotes
@@ -710,8 +709,6 @@ def prepare_folder(objects: Objects, path: str) -> None:
     folder = location.folder / path
     with translated(f"write to {folder}"):
         make_folder(folder, sync=objects.settings.fsync)
-        for torn in set_torn_files_aside(folder):
-            logger.warning("set aside %s: it is not whole, and was never synced", torn)
     _probe(folder)
 
 

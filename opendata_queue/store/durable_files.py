@@ -96,23 +96,6 @@ def is_on_network(folder: Path, mounts: str | None = None) -> bool:
     return found.startswith("fuse") or found in _NETWORK_KINDS
 
 
-def set_torn_files_aside(database_folder: Path) -> list[Path]:
-    """Move the newest manifest and list of compactions away if they are empty.
-
-    A power cut can leave a file without its bytes if it was not synced. Nothing was acknowledged or
-    collected on the strength of such a file, and SlateDB goes on from the one before. If something
-    was, the WAL files are missing that the one before needs.
-    """
-    aside = []
-    for kind in ("manifest", "compactions"):
-        names = sorted(names_in(database_folder, kind))
-        torn = []
-        while len(names) > 1 and _is_empty(database_folder / kind / names[-1]):
-            torn.append(names.pop())
-        aside += set_aside(database_folder, kind, torn)
-    return aside
-
-
 def set_aside(database_folder: Path, kind: str, names: Iterable[str]) -> list[Path]:
     """Move files away from where SlateDB looks for them; returns where they are now."""
     aside = []
@@ -131,10 +114,6 @@ def names_in(database_folder: Path, kind: str) -> list[str]:
     except FileNotFoundError:
         return []
     return [name for name in found if name.endswith(_SUFFIXES[kind])]
-
-
-def _is_empty(path: Path) -> bool:
-    return path.stat().st_size == 0
 
 
 def is_cut(sst: Path) -> bool:
