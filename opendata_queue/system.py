@@ -25,8 +25,8 @@ FORMAT_VERSION: Final = 2
 
 DESCRIPTOR_PATH: Final = "system.json"
 _NO_ROOT: Final = "does not describe a root"
-_REMAINS: Final = frozenset({"messages", "owners", "queues"})
-_OF_A_ROOT: Final = re.compile(r"\d{5,10}|queues|messages-\d{5}")
+_REMAINS: Final = frozenset({"owners", "queues"})
+_OF_A_ROOT: Final = re.compile(r"\d{5}|queues|messages-\d{5}")
 _SECRET_BYTES: Final = 32
 
 A = TypeVar("A")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from opendata_queue.control_files import parsed, sealed_model
 from opendata_queue.errors import CorruptStoreError
+from opendata_queue.store.damage import cut_file
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.manifests import manifest_name
 from opendata_queue.store.objects import Objects
@@ -48,9 +49,18 @@ async def leave_proof(objects: Objects, path: str) -> None:
 
 async def check_proof(objects: Objects, path: str) -> None:
     """Refuse a bulk shard whose manifest is not the one that its writer has left."""
-    problem = await unproven(objects, path)
+    problem = await unproven(objects, path) or await _cut(objects, path)
     if problem is not None:
         raise CorruptStoreError(f"{objects.location}/{problem}")
+
+
+async def _cut(objects: Objects, path: str) -> Problem | None:
+    """An SST that is shorter than it was: SlateDB would ask for ever for what it lacks."""
+    file = await cut_file(objects, path)
+    if file is None:
+        return None
+    name = f"{path}/compacted/{file.name}"
+    return Problem(file=name, wrong="is cut off", lost=_ALL_OF_IT, advice=REPAIR)
 
 
 async def unproven(objects: Objects, path: str) -> Problem | None:

@@ -82,6 +82,16 @@ async def test_any_damage_to_its_manifest_is_found_when_it_is_opened(tmp_path: P
     await opened(root, shard.shard)
 
 
+async def test_an_sst_that_is_cut_is_found_when_it_is_opened(tmp_path: Path) -> None:
+    root = f"file://{tmp_path}"
+    shard = await written(root)
+    (sst,) = (tmp_path / f"messages/{shard.shard:05}/compacted").iterdir()
+    sst.write_bytes(sst.read_bytes()[:50])
+
+    with pytest.raises(CorruptStoreError, match=f"compacted/{sst.name} is cut off"):
+        await opened(root, shard.shard)
+
+
 async def test_a_damaged_proof_is_named_and_one_of_0_1_is_not_missed(tmp_path: Path) -> None:
     root = f"file://{tmp_path}"
     shard = await written(root)
