@@ -1009,3 +1009,28 @@ async def test_who_gives_up_waiting_to_be_seen_does_not_stop_commits(tmp_path: P
 
     assert await database.get(b"a") == b"2"
     await database.close()
+
+
+# --- what release 0.1 has left --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_a_journal_of_release_0_1_is_brought_in_whether_it_was_closed_or_not(
+    tmp_path: Path, is_closed: bool
+) -> None:
+    database = await Database.open(objects_in(tmp_path), "db")  # has no row for its journal
+    await database.commit(rows_of((b"a", b"1"), (b"b", b"1")))
+    await database.close()
+    file = tmp_path / "db" / "journal" / f"{7:020}.journal"
+    file.parent.mkdir()
+    records = [
+        JournalRecord(salt=5, sequence=one, flushed=0, rows=rows_of((b"a", b"%d" % one)).packed())
+        for one in (1, 2)
+    ]
+    file.write_bytes(b"" if is_closed else b"".join(one.encode() for one in records))
+
+    for _ in range(2):
+        after = await opened(tmp_path)
+        assert await after.get_many([b"a", b"b"]) == [b"1" if is_closed else b"2", b"1"]
+        await after.close()
+    assert [one.name for one in journals(tmp_path)] == [f"{9:020}.journal"]
