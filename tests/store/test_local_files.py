@@ -10,7 +10,7 @@ import pytest
 
 from opendata_queue import Engine, StoreAccessError, StoreSettings
 from opendata_queue.store import Objects
-from opendata_queue.store.durable_files import set_torn_files_aside
+from opendata_queue.store.durable_files import set_aside
 from opendata_queue.store.local_files import readable_by
 
 SETTINGS = StoreSettings()
@@ -166,7 +166,7 @@ def test_torn_files_are_not_moved_through_a_link(tmp_path: Path, outside: Path) 
     (tmp_path / "database" / "torn").symlink_to(outside)
 
     with pytest.raises(NotADirectoryError, match="torn is a link"):
-        set_torn_files_aside(tmp_path / "database")
+        set_aside(tmp_path / "database", "manifest", ["precious.manifest"])
 
     assert sorted(os.listdir(outside)) == ["deep", "precious"]
 
