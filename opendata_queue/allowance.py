@@ -21,12 +21,15 @@ ReadMany = Callable[[list[int], "Allowance"], Awaitable[list[MessageFields | Non
 
 
 class Allowance:
-    """Bytes for one answer, out of those for all answers, which ``take`` and ``give`` count."""
+    """Bytes for one answer, out of those for all answers, which ``take`` and ``give`` count.
+
+    ``take`` is given how many bytes are asked for, and how many this answer has already.
+    """
 
     __slots__ = ("_give", "_limit_bytes", "_take", "first_id", "left", "no_room", "taken_bytes")
 
     def __init__(
-        self, limit_bytes: int, take: Callable[[int], bool], give: Callable[[int], None]
+        self, limit_bytes: int, take: Callable[[int, int], bool], give: Callable[[int], None]
     ) -> None:
         self._limit_bytes = limit_bytes
         self._take = take
@@ -41,7 +44,7 @@ class Allowance:
 
     def reserve(self, size_bytes: int) -> bool:
         """Count bytes of what has a bound of its own; false if others hold too much."""
-        if not self._take(size_bytes):
+        if not self._take(size_bytes, self.taken_bytes):
             self.no_room = True
             return False
         self.taken_bytes += size_bytes

@@ -22,11 +22,14 @@ class Room:
     def is_full(self) -> bool:
         return self.used_bytes > self._limit_bytes
 
-    def take(self, size_bytes: int) -> bool:
-        """Take some; false if there are not so many left. One that is alone may have what it needs:
-        otherwise there would be no way to serve it."""
+    def take(self, size_bytes: int, own_bytes: int = 0) -> bool:
+        """Take some more; false if there are not so many left.
+
+        One that is alone, with nothing taken but its ``own_bytes``, may have what it needs:
+        otherwise there would be no way to serve it.
+        """
         used_bytes = self.taken_bytes + self._beside()
-        if used_bytes and used_bytes + size_bytes > self._limit_bytes:
+        if used_bytes > own_bytes and used_bytes + size_bytes > self._limit_bytes:
             return False
         self.taken_bytes += size_bytes
         return True
@@ -45,7 +48,7 @@ class Share:
         self.taken_bytes = 0
 
     def take(self, size_bytes: int) -> bool:
-        if not self._room.take(size_bytes):
+        if not self._room.take(size_bytes, self.taken_bytes):
             return False
         self.taken_bytes += size_bytes
         return True
