@@ -87,8 +87,7 @@ def delete_under(root: Path, folder: str) -> int:
     top = _place(root, folder) if folder else root
     _refuse_links(root, top)
     size_bytes = 0
-    # With descriptors of the folders: one that becomes a link meanwhile is not followed, either.
-    for _, folders, files, descriptor in os.fwalk(top, topdown=False, follow_symlinks=False):
+    for folders, files, descriptor in _walk(top, topdown=False):
         for name in (*files, *folders):
             with contextlib.suppress(FileNotFoundError):
                 about = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
@@ -106,7 +105,7 @@ def delete_under(root: Path, folder: str) -> int:
 
 def files_under(folder: Path) -> Iterator[tuple[str, int]]:
     """The names and sizes of all files under a folder; no link is followed."""
-    for _, _, names, descriptor in os.fwalk(folder, follow_symlinks=False):
+    for _, names, descriptor in _walk(folder, topdown=True):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 about = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
@@ -151,6 +150,19 @@ def readable_by(root: Path, *, below: Path = Path("/")) -> str:
     if mode & stat.S_IRGRP and all(one & (stat.S_IXGRP | stat.S_IXOTH) for one in modes):
         return "its group"
     return ""
+
+
+def _walk(top: Path, *, topdown: bool) -> Iterator[tuple[list[str], list[str], int]]:
+    """The folders and files in each folder from ``top`` on, and its descriptor; none if it is gone.
+
+    With descriptors, one that becomes a link meanwhile is not followed, either.
+    """
+    try:
+        for _, folders, files, descriptor in os.fwalk(top, topdown=topdown):
+            yield folders, files, descriptor
+    except FileNotFoundError:
+        if top.exists():
+            raise
 
 
 def _place(root: Path, path: str) -> Path:

@@ -280,7 +280,7 @@ async def test_every_row_of_a_shard_can_be_decoded_with_the_rfcs_alone(
 
 async def rows_of(root: str) -> list[tuple[bytes, bytes]]:
     database = await Database.open(Objects.open(root, StoreSettings()), "messages/00000")
-    rows = [row async for chunk in database.scan(b"\x00", b"\xff") for row in chunk]
+    rows = [row async for chunk in database.scan(b"\x01", b"\xff") for row in chunk]
     await database.close()
     return rows
 

@@ -285,7 +285,7 @@ class QueuesMachine(RuleBasedStateMachine):
         committer = self.system._queues.committer
         await committer.wait(committer.commit())
         found = {queue.name: QueueRows() for queue in self.queues}
-        async for chunk in self.system._queues._database.scan(b"\x00", b"\xff"):
+        async for chunk in self.system._queues._database.scan(b"\x01", b"\xff"):
             for key, value in chunk:
                 row = decode_any(key, value)
                 queue_id = getattr(row.key, "queue_id", None)

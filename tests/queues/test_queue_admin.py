@@ -101,7 +101,7 @@ async def rows_of(system: Engine, name: str) -> list[Row]:
     """All rows of a queue that are in the store, after everything under way is."""
     await settled(system)
     found = []
-    async for chunk in system._queues._database.scan(b"\x00", b"\xff"):
+    async for chunk in system._queues._database.scan(b"\x01", b"\xff"):
         for key, value in chunk:
             row = decode_any(key, value)
             if getattr(row.key, "queue_id", None) == name.encode():

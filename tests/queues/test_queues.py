@@ -722,7 +722,7 @@ async def test_every_row_of_the_queue_store_can_be_decoded_with_the_rfcs_alone(
     database = await Database.open(Objects.open(root, StoreSettings()), "queues/00000")
     kinds = {
         decode_any(key, value).kind.title
-        async for chunk in database.scan(b"\x00", b"\xff")
+        async for chunk in database.scan(b"\x01", b"\xff")
         for key, value in chunk
     }
     await database.close()

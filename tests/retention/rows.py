@@ -26,7 +26,7 @@ class Routed(Engine):
 
 
 async def decoded(database: DatabaseReads) -> list[tuple[str, Record, Record]]:
-    rows = [row async for chunk in database.scan(b"\x00", b"\xff") for row in chunk]
+    rows = [row async for chunk in database.scan(b"\x01", b"\xff") for row in chunk]
     found = [decode_any(key, value) for key, value in rows]
     return [(row.kind.title, row.key, row.value) for row in found]
 

@@ -227,7 +227,7 @@ async def test_one_instant_shows_nothing_of_what_happens_meanwhile(owner: Engine
     async with DatabaseReader.at_one_instant(objects, "queues/00000") as view:
 
         async def count() -> int:
-            return sum([len(chunk) async for chunk in view.scan(b"\x00", b"\xff")])
+            return sum([len(chunk) async for chunk in view.scan(b"\x01", b"\xff")])
 
         before = await count()
         assert before
