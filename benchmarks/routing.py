@@ -127,7 +127,8 @@ def shown(idle: Latencies, busy: Latencies) -> Table:
     table = Table("milliseconds", "idle p50", "p99", "while routing p50", "p99", "most", "p50 ×")
     for name, before in idle.items():
         after = busy[name]
-        if not before or not after:
+        if not before or not after:  # nobody got so far in the time that there was
+            table.add_row(name, *["–"] * 6)
             continue
         figures = [
             *(1e3 * percentile(before, part) for part in (0.5, 0.99)),

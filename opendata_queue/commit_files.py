@@ -98,7 +98,7 @@ class CommitFiles:
         the very same commit, which settles it.
         """
         path = _path(commit.job)
-        if await self._objects.create(path, sealed_model(commit, exclude_none=True)):
+        if await self._objects.create(path, sealed_model(commit)):
             return commit
         winner = await self.read(commit.job)
         if winner is None:

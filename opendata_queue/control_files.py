@@ -28,11 +28,9 @@ def sealed(content: bytes) -> bytes:
     return b'%s,"check":"%08x"}' % (body, zlib.crc32(body))
 
 
-def sealed_model(
-    model: BaseModel, *, exclude_none: bool = False, exclude_defaults: bool = False
-) -> bytes:
-    content = model.model_dump_json(exclude_none=exclude_none, exclude_defaults=exclude_defaults)
-    return sealed(content.encode())
+def sealed_model(model: BaseModel) -> bytes:
+    """What a control file holds; a property that is as when nothing is said of it is left out."""
+    return sealed(model.model_dump_json(exclude_defaults=True).encode())
 
 
 def is_sealed(content: bytes) -> bool:

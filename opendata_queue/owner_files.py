@@ -230,20 +230,14 @@ class OwnerFiles:
 
     async def create(self, epoch: int, owner: Owner) -> bool:
         """Try to create an epoch; it is won if it is the newest then."""
-        return await self._objects.create(
-            self._path(epoch, _OWNER), sealed_model(owner, exclude_defaults=True)
-        )
+        return await self._objects.create(self._path(epoch, _OWNER), sealed_model(owner))
 
     async def beat(self, epoch: int, heartbeat: Heartbeat) -> None:
         # Who is alive after a loss of power beats again: no need to make it last.
-        await self._objects.write(
-            self._path(epoch, _ALIVE), sealed_model(heartbeat, exclude_defaults=True), sync=False
-        )
+        await self._objects.write(self._path(epoch, _ALIVE), sealed_model(heartbeat), sync=False)
 
     async def release(self, epoch: int, release: Release) -> None:
-        await self._objects.create(
-            self._path(epoch, _RELEASED), sealed_model(release, exclude_defaults=True)
-        )
+        await self._objects.create(self._path(epoch, _RELEASED), sealed_model(release))
 
     async def remove_below(self, epoch: int) -> None:
         """Remove what older epochs have left."""

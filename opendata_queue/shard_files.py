@@ -149,7 +149,7 @@ class ShardFiles:
         reservation = Reservation(
             shard=number, kind=kind, holder=secrets.token_hex(16), reserved_at=now_ms, job=job
         )
-        data = sealed_model(reservation, exclude_none=True)
+        data = sealed_model(reservation)
         return reservation if await self._objects.create(_path(number), data) else None
 
 

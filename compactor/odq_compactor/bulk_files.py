@@ -16,7 +16,7 @@ from opendata_queue.commit_files import Commit, CommitFiles
 from opendata_queue.engine import OwnedStores
 from opendata_queue.errors import CorruptStoreError
 from opendata_queue.shard_files import ShardFiles, earliest_bulk_shard
-from opendata_queue.store import DatabaseReads, Objects
+from opendata_queue.store import DatabaseReads, Objects, withdraw_proof
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +69,11 @@ class JudgedCommits:
 async def remove_objects(objects: Objects, shard: int) -> RemovedObjects:
     """Remove the database and the blobs of a shard.
 
-    The manifests first: without them there is no database. What is half removed would be a damage
-    to whoever still has the id of a message, until the next pass.
+    The proof and the manifests first: without them there is no database. What is half removed would
+    be a damage to those who still have the id of a message, until the next pass.
     """
     database = f"messages/{shard:05}"
+    await withdraw_proof(objects, database)
     file_bytes = await objects.delete_under(f"{database}/manifest")
     blob_bytes = await objects.delete_under(f"blobs/{shard:05}")
     file_bytes += await objects.delete_under(database)

@@ -34,6 +34,7 @@ MAX_PIPELINED: Final = 16
 _MAX_STRAY_BYTES: Final = 4 * 1024
 """Within a body, of what is none of it: sizes of chunks, and what is written behind them."""
 
+_JUST_COME_SECONDS: Final = 1.0
 _WHOLE_ANSWER_FACTOR: Final = 4
 _SWEEPS_WITHIN_A_DEADLINE: Final = 4
 _MAX_SWEEP_SECONDS: Final = 1.0
@@ -86,14 +87,17 @@ class Connections:
     def make_room(self) -> bool:
         """Close a connection that has the least to lose; false if all are in use.
 
-        Those that have never asked for anything go first, and then those that have been idle for
-        longest.
+        Those that have not asked for anything for a while go first, then those that have been idle
+        for longest. One that has just come is about to ask: it goes only if there is no other.
         """
-        for waiting in (self.silent, self.idle):
-            for one in waiting:
-                one.give_way()
-                return True
-        return False
+        oldest = next(iter(self.silent), None)
+        idlest = next(iter(self.idle), None)
+        least = idlest if oldest is None or oldest.has_just_come else oldest
+        least = least or oldest
+        if least is None:
+            return False
+        least.give_way()
+        return True
 
     def unsent_bytes(self) -> int:
         """How much clients have yet to read, but for what a system keeps for each anyway."""
@@ -123,6 +127,7 @@ class Connection(HttpToolsProtocol):
     _unsent_at = 0.0
     _slow_since = 0.0
     _closing_since = 0.0
+    _came_at = 0.0
     _worked_for: Any = None
     """The request that is being answered, or was last."""
 
@@ -132,6 +137,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         kept = self.kept
         kept.all.add(self)
+        self._came_at = self.loop.time()
         if len(kept.all) > kept.max_connections and not kept.make_room():
             transport.close()
             return
@@ -148,6 +154,10 @@ class Connection(HttpToolsProtocol):
             self._worked_for.disconnected = True
             self._worked_for.message_event.set()
         super().connection_lost(exc)
+
+    @property
+    def has_just_come(self) -> bool:
+        return self.loop.time() - self._came_at < _JUST_COME_SECONDS
 
     def give_way(self) -> None:
         """End for the sake of another one."""
@@ -321,4 +331,5 @@ class Connection(HttpToolsProtocol):
 
     def _await_request(self) -> None:
         self._until = self.loop.time() + self.kept.idle_seconds
+        self.kept.idle.pop(self, None)  # the oldest come first
         self.kept.idle[self] = None

@@ -4,7 +4,7 @@ from opendata_queue.store.abilities import Abilities, Overwrite
 from opendata_queue.store.batch_reader import Row, ScannedRows
 from opendata_queue.store.batch_writer import Tier, active_tier
 from opendata_queue.store.bulk_database import BulkDatabase
-from opendata_queue.store.bulk_proof import unproven
+from opendata_queue.store.bulk_proof import unproven, withdraw_proof
 from opendata_queue.store.check import check_database, repair_database
 from opendata_queue.store.database import BlockCache, Database, DatabaseReader, DatabaseReads
 from opendata_queue.store.figures import Distribution, Figure
@@ -57,4 +57,5 @@ __all__ = [
     "salvage_ssts",
     "unproven",
     "wait_for_last_calls",
+    "withdraw_proof",
 ]

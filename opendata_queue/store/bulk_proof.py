@@ -47,6 +47,11 @@ async def leave_proof(objects: Objects, path: str) -> None:
     await objects.create(f"{path}/{_NAME}", sealed_model(proof))
 
 
+async def withdraw_proof(objects: Objects, path: str) -> None:
+    """Before a shard is removed: from then on it is no damage that files of it are missing."""
+    await objects.delete(f"{path}/{_NAME}")
+
+
 async def check_proof(objects: Objects, path: str) -> None:
     """Refuse a bulk shard whose manifest is not the one that its writer has left."""
     problem = await unproven(objects, path) or await _cut(objects, path)
@@ -82,12 +87,18 @@ async def unproven(objects: Objects, path: str) -> Problem | None:
             lost="nothing, if the manifest is whole",
             advice=REPAIR,
         )
+    damage = await _wrong_with_manifest(objects, path, proof)
+    if damage is None or await objects.read(proof_path) is None:  # the shard is being removed
+        return None
+    file = f"{path}/manifest/{manifest_name(proof.manifest)}"
+    return Problem(file=file, wrong=damage, lost=_ALL_OF_IT, advice=REPAIR)
+
+
+async def _wrong_with_manifest(objects: Objects, path: str, proof: BulkProof) -> str | None:
     file = f"{path}/manifest/{manifest_name(proof.manifest)}"
     manifest = await objects.read(file)
     if manifest is None:
-        wrong = "is missing"
-    elif len(manifest) != proof.size or zlib.crc32(manifest) != int(proof.crc32, 16):
-        wrong = "is damaged: it is not what its writer has left"
-    else:
-        return None
-    return Problem(file=file, wrong=wrong, lost=_ALL_OF_IT, advice=REPAIR)
+        return "is missing"
+    if len(manifest) != proof.size or zlib.crc32(manifest) != int(proof.crc32, 16):
+        return "is damaged: it is not what its writer has left"
+    return None

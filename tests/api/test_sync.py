@@ -68,7 +68,7 @@ def test_both_ways_to_open_take_the_same() -> None:
     del ours["timeout_ms"]
 
     assert list(ours.items()) == list(parameters(opendata_queue.open_async).items())
-    for name in ("token", "read_only", "retention"):  # not for an engine alone
+    for name in ("token", "hosts", "read_only", "retention"):  # not for an engine alone
         del ours[name]
     theirs = parameters(Engine.open)
     del theirs["publishes"]  # not for a system that does everything

@@ -18,6 +18,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200)
 
     def do_GET(self) -> None:
+        if "list-type=2" in self.path:
+            self._answer(200, b"<ListBucketResult></ListBucketResult>")
+            return
         data = self.objects.get(self.path)
         self._answer(404 if data is None else 200, data or b"")
 

@@ -70,8 +70,8 @@ async def read_owner(objects: Objects) -> object:
 Read = Callable[[Objects], Awaitable[object]]
 FILES: dict[str, tuple[bytes, Read]] = {
     "system.json": (sealed_model(SystemDescriptor.new(ManualClock())), read_root),
-    "shards/00001.json": (sealed_model(RESERVATION, exclude_none=True), read_reservation),
-    "commits/orders.json": (sealed_model(COMMIT, exclude_none=True), read_commit),
+    "shards/00001.json": (sealed_model(RESERVATION), read_reservation),
+    "commits/orders.json": (sealed_model(COMMIT), read_commit),
     "owners/queues/00000000000000000001.json": (sealed_model(OWNER), read_owner),
 }
 
@@ -100,7 +100,7 @@ def damaged(content: bytes) -> Iterator[bytes]:
 def test_checked_files_are_as_in_the_rfcs(golden: bytes) -> None:
     model: Any = GOLDEN[golden]
 
-    assert sealed_model(model, exclude_none=True) == golden
+    assert sealed_model(model) == golden
     assert parsed(type(model), golden, "x", "is nothing") == model
 
 

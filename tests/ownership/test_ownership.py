@@ -37,6 +37,7 @@ from opendata_queue.owner_files import (
 from opendata_queue.ownership import ALL_ROLES, Ownership, stand_by
 from opendata_queue.process_identity import ProcessIdentity
 from opendata_queue.store import Database, Objects
+from opendata_queue.system import open_root
 from opendata_queue.testing import ManualClock
 from tests.conftest import NewRoot
 from tests.s3_server import S3Server
@@ -55,13 +56,18 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def objects(root: str) -> Objects:
-    return Objects.open(root, StoreSettings())
+async def objects(root: str) -> Objects:
+    """Of a root that was made before: owners without one are the remains of a lost root."""
+    objects = Objects.open(root, StoreSettings())
+    await open_root(objects, ManualClock())
+    return objects
 
 
 @pytest.fixture
-def in_memory(new_memory_root: NewRoot) -> Objects:
-    return Objects.open(new_memory_root(), StoreSettings())
+async def in_memory(new_memory_root: NewRoot) -> Objects:
+    objects = Objects.open(new_memory_root(), StoreSettings())
+    await open_root(objects, ManualClock())
+    return objects
 
 
 @pytest.fixture

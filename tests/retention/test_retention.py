@@ -544,11 +544,11 @@ async def test_a_blob_that_goes_while_it_is_read_is_gone_and_not_lost(
         assert await reads.read(one) is not None
         read, compactor = Objects.read, RetentionCompactor(engine, QUICK)
 
-        async def too_late(objects: Objects, path: str) -> bytes | None:
+        async def too_late(objects: Objects, path: str, **options: Any) -> bytes | None:
             """The rows that lead to the blob have been read: now it goes."""
             if path.startswith("blobs/"):
                 await compactor.run_once(thorough=True)
-            return await read(objects, path)
+            return await read(objects, path, **options)
 
         monkeypatch.setattr(Objects, "read", too_late)
 

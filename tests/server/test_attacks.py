@@ -386,11 +386,26 @@ async def test_one_that_has_asked_for_nothing_makes_room_before_an_idle_one(
         idle = await attacked.connect()
         assert await idle.asks(HEALTHZ) == 200
         silent = await attacked.connect()
+        await until(lambda: len(attacked.kept.silent) == 1)
+        for one in attacked.kept.silent:
+            one._came_at -= 10  # it has had its time
 
         newcomer = await attacked.connect()
 
         assert await silent.is_hung_up_on()
         assert [await one.asks(HEALTHZ) for one in (idle, newcomer)] == [200, 200]
+
+
+async def test_idle_ones_make_room_for_a_burst_of_newcomers(attack: Attack) -> None:
+    async with attack(max_connections=4) as attacked:
+        idle = [await attacked.connect() for _ in range(4)]
+        assert [await one.asks(HEALTHZ) for one in idle] == [200] * 4
+
+        newcomers = [await attacked.connect() for _ in range(4)]
+
+        assert [await one.asks(HEALTHZ) for one in newcomers] == [200] * 4
+        for one in idle:
+            assert await one.is_hung_up_on()
 
 
 # --- bodies ---------------------------------------------------------------------------------------
