@@ -30,7 +30,7 @@ from opendata_queue.store.objects import Objects
 from opendata_queue.store.problems import REPAIR, Problem
 from opendata_queue.store.settings import StoreSettings
 from opendata_queue.store.sst_files import DamagedSst, check_bytes, describe_file, renumbered
-from opendata_queue.store.translation import translated
+from opendata_queue.store.translation import PanicError, translated
 from opendata_queue.store.wal_check import free_sequence, wal_problems
 
 _EVERYTHING: Final = 1 << 40
@@ -105,7 +105,7 @@ class _Look:
         try:
             with translated(f"read {self._path}"):
                 return await self._admin.read_manifest(None)
-        except (CorruptStoreError, StoreUnavailableError):
+        except (CorruptStoreError, StoreUnavailableError, PanicError):
             return None  # which is among the problems by now
 
     def _no_manifest(self) -> Problem:
@@ -128,7 +128,7 @@ class _Look:
                 with translated(f"read {name}"):
                     found = await read(int(stem))
                 wrong = "" if found is not None else None
-            except (CorruptStoreError, StoreUnavailableError) as error:
+            except (CorruptStoreError, StoreUnavailableError, PanicError) as error:
                 wrong = f"can't be read: {error}"
             if wrong:  # those that are gone by now were collected
                 newest = name == names[0]

@@ -25,7 +25,7 @@ from opendata_queue.store.manifests import (
 )
 from opendata_queue.store.objects import Objects
 from opendata_queue.store.sst_files import DamagedSst, describe_file
-from opendata_queue.store.translation import translated
+from opendata_queue.store.translation import PanicError, translated
 from opendata_queue.store.wal_check import refused
 
 logger = logging.getLogger(__name__)
@@ -116,10 +116,11 @@ async def _set_manifests_aside(
         wrong: tuple[str, str] | None = None
         replayed_after = 0 if mark is None else mark.wal
         for name in names:
-            manifest = await _read(admin.read_manifest, name)
-            if manifest is None:
+            altered = _is_altered(folder, "manifest", name, mark)
+            manifest = None if altered else await _read(admin.read_manifest, name)
+            if manifest is None and not altered:
                 wrong = wrong or (f"manifest/{name}", "can't be read")
-            elif _is_altered(folder, "manifest", name, mark) or _is_absurd(manifest):
+            elif manifest is None or _is_absurd(manifest):
                 wrong = wrong or (f"manifest/{name}", "is not as it was written")
             else:
                 replayed_after = max(replayed_after, int(manifest.replay_after_wal_id))
@@ -190,7 +191,7 @@ async def _read(read: Callable[[int], Awaitable[Any]], name: str) -> Any:
     try:
         with translated(f"read {name}"):
             return await read(int(Path(name).stem))
-    except (CorruptStoreError, InvalidInputError) as error:
+    except (CorruptStoreError, InvalidInputError, PanicError) as error:
         logger.info("%s", error)
         return None
 

@@ -27,6 +27,10 @@ class LostRaceError(FencedError):
     """Another process made the database at the same moment: it is there now, and can be opened."""
 
 
+class PanicError(StoreAccessError):
+    """SlateDB could not go on: with a setting that it can't take, or with a damaged file."""
+
+
 # Of several that make a database, or its list of compactions, the others find its first version.
 _LOST_RACE = re.compile(r"transactional object .*version already exists")
 
@@ -81,8 +85,8 @@ def translated(doing: str, *, key: bytes | None = None) -> Iterator[None]:
         yield
     except slatedb.Error as error:
         raise _of_slatedb(error, doing, key) from error
-    except InternalError as error:  # a panic in Rust: a setting that it can't take, most likely
-        raise StoreAccessError(f"could not {doing}: {error}") from error
+    except InternalError as error:  # a panic in Rust
+        raise PanicError(f"could not {doing}: {error}") from error
     except (obstore.exceptions.BaseError, OSError, ValueError) as error:
         raise _of_object_store(error, doing) from error
 
