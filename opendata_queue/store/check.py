@@ -31,6 +31,7 @@ from opendata_queue.store.problems import REPAIR, Problem
 from opendata_queue.store.settings import StoreSettings
 from opendata_queue.store.sst_files import DamagedSst, check_bytes, describe_file, renumbered
 from opendata_queue.store.translation import PanicError, translated
+from opendata_queue.store.waiting import in_time
 from opendata_queue.store.wal_check import free_sequence, wal_problems
 
 _EVERYTHING: Final = 1 << 40
@@ -86,11 +87,13 @@ class _Look:
     async def _check_journals(self) -> list[Problem]:
         """The journals, by what the database says of them; what it says has to be readable."""
         folder = self._objects.location.folder / self._path
+        try:
+            state = await read_journal_state(self._objects, self._path)
+        except (CorruptStoreError, StoreUnavailableError, PanicError) as error:
+            return [self._list_problem("manifest", self._newest, f"can't be used: {error}")]
         problems = [
             replace(one, file=f"{self._path}/journal/{PurePosixPath(one.file).name}")
-            for one in await asyncio.to_thread(
-                check_journals, folder, await read_journal_state(self._objects, self._path)
-            )
+            for one in await asyncio.to_thread(check_journals, folder, state)
         ]
         if problems:
             return problems
@@ -131,18 +134,15 @@ class _Look:
             except (CorruptStoreError, StoreUnavailableError, PanicError) as error:
                 wrong = f"can't be read: {error}"
             if wrong:  # those that are gone by now were collected
-                newest = name == names[0]
-                problems.append(
-                    Problem(
-                        file=f"{self._path}/{folder}/{name}",
-                        wrong=wrong,
-                        lost="what it says of files, unless an older one and the WAL have it"
-                        if newest and folder == "manifest"
-                        else "nothing, as far as newer ones are whole",
-                        advice=REPAIR,
-                    )
-                )
+                problems.append(self._list_problem(folder, name, wrong))
         return problems
+
+    def _list_problem(self, folder: str, name: str, wrong: str) -> Problem:
+        """Of a manifest, or of a list of compactions."""
+        lost = "nothing, as far as newer ones are whole"
+        if folder == "manifest" and name == self._newest:
+            lost = "what it says of files, unless an older one and the WAL have it"
+        return Problem(file=f"{self._path}/{folder}/{name}", wrong=wrong, lost=lost, advice=REPAIR)
 
     async def _check_ssts(
         self, ssts: Iterable[slatedb.SsTableHandle], *, deep: bool
@@ -239,13 +239,17 @@ async def read_journal_state(objects: Objects, path: str) -> JournalState | None
     name = objects.location.url_of(path)
     builder = slatedb.DbReaderBuilder(objects.location.join(path), objects.slatedb_store)
     builder.with_reader_mode(slatedb.ReaderMode.FOLLOW_LATEST())
+
+    async def read() -> bytes | None:
+        reader = await builder.build()
+        try:
+            value: bytes | None = await reader.get(JOURNAL_STATE_KEY)
+            return value
+        finally:
+            await reader.shutdown()
+
     with translated(f"read {name}"):
-        async with asyncio.timeout(objects.settings.outage_timeout_ms / 1000):
-            reader = await builder.build()
-            try:
-                value = await reader.get(JOURNAL_STATE_KEY)
-            finally:
-                await reader.shutdown()
+        value = await in_time(read(), objects.settings.outage_timeout_ms, f"read {name}")
     return None if value is None else JournalState.decode(value)
 
 
