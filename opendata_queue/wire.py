@@ -440,6 +440,10 @@ OPERATIONS: Final[Mapping[str, Operation]] = {one.name: one for one in _OPERATIO
 # --- errors ---------------------------------------------------------------------------------------
 
 
+MAX_ERROR_CHARS: Final = 4_000
+"""Of the text of an error in an answer."""
+
+
 class ErrorBody(Struct, kw_only=True, omit_defaults=True):
     """What went wrong: ``error`` is the name of the class that the client raises."""
 
@@ -455,6 +459,10 @@ class ErrorBody(Struct, kw_only=True, omit_defaults=True):
     column: int | None = None
     address: str | None = None
     """Where to ask instead."""
+
+    def __post_init__(self) -> None:
+        if len(self.message) > MAX_ERROR_CHARS:  # much of what was sent may be repeated in it
+            self.message = f"{self.message[:MAX_ERROR_CHARS]}…"
 
 
 _ERRORS: Final[Mapping[str, type[OdqError]]] = {

@@ -20,13 +20,14 @@ import msgspec
 import pytest
 
 from opendata_queue import Engine, NewMessage, QueueOptions
+from opendata_queue.errors import QueueNotFoundError
 from opendata_queue.server.app import make_app
 from opendata_queue.server.connections import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
 from opendata_queue.server.exchange import Broker
 from opendata_queue.server.serving import Server
 from opendata_queue.server.settings import ServerSettings
 from opendata_queue.testing import ManualClock
-from opendata_queue.wire import JSON, MSGPACK
+from opendata_queue.wire import JSON, MAX_ERROR_CHARS, MSGPACK, body_of
 from tests.server.conftest import BROKER_URL, SECRET, Serving
 
 HEADER_SECONDS = ServerSettings().header_timeout_ms / 1000
@@ -761,3 +762,10 @@ async def test_a_hundred_bad_requests_write_a_few_lines_and_are_counted(
     assert caplog.messages[-1] == "95 more bad requests were not logged"
     assert len(caplog.records) == 7
     assert {one.levelno for one in caplog.records} == {logging.WARNING}
+
+
+def test_an_error_repeats_little_of_what_was_sent() -> None:
+    body = body_of(QueueNotFoundError("there is no queue " + "x" * 1_000_000))
+
+    assert len(body.message) <= MAX_ERROR_CHARS + 1
+    assert body.message.startswith("there is no queue xx")
