@@ -26,6 +26,7 @@ from opendata_queue.routing import received_by, retention_deadline
 from opendata_queue.shard_files import is_bulk
 from opendata_queue.stored_queue import StoredQueue
 from opendata_queue.tasks import end_tasks
+from opendata_queue.turns import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ FROM_THE_BEGINNING_MS: Final = -(1 << 63)
 ENTRIES_AT_ONCE: Final = 1_000
 """How much of the log is read for one queue before it is the turn of the next one."""
 _ROUTED_AT_ONCE: Final = 128
-"""Messages, before the clock is asked whether a turn is over."""
+"""Messages that are put into a queue together."""
 
 _SHARDS_AT_ONCE: Final = 1_000
 _TRY_AGAIN_MS: Final = 1_000
@@ -201,7 +202,7 @@ class LogReplay:
                 matches = None if chunk is None else _Matches(queue.filter, chunk, replay.from_time)
                 try:
                     while matches is not None and place < count:
-                        place = self._route(queue, matches, place, count)
+                        place = self._route(queue, matches, turn, place, count)
                         if turn.is_over:
                             break
                 finally:  # in the same batch as what is routed, whatever happens
@@ -224,13 +225,24 @@ class LogReplay:
         queue.changed()
         queue.wake()
 
-    def _route(self, queue: StoredQueue, matches: _Matches, place: int, count: int) -> int:
-        """Route what matches of some entries from a place on; returns the place behind them."""
-        some = range(place, min(place + _ROUTED_AT_ONCE, count))
-        now = self._store.clock.now_ms()
-        waiting = [one for at in some if (one := matches.waiting(at, now)) is not None]
+    def _route(
+        self, queue: StoredQueue, matches: _Matches, turn: Turn, place: int, count: int
+    ) -> int:
+        """Route what matches of some entries from a place on; returns the place behind them.
+
+        A filter may take long for one message, so the clock is asked after each of them.
+        """
+        now, end = self._store.clock.now_ms(), min(place + _ROUTED_AT_ONCE, count)
+        waiting: list[Waiting] = []
+        while place < end:
+            one = matches.waiting(place, now)
+            place += 1
+            if one is not None:
+                waiting.append(one)
+            if turn.is_over:
+                break
         queue.state.route_many(waiting, now)
-        return some.stop
+        return place
 
 
 class _Matches:

@@ -19,6 +19,7 @@ from opendata_queue import (
     QueueOptions,
     pauses,
 )
+from opendata_queue import turns as turns_module
 from opendata_queue.filters import Filter, like
 from opendata_queue.store import Database, Rows
 from opendata_queue.testing import ManualClock
@@ -238,9 +239,11 @@ async def test_others_run_while_a_filter_is_evaluated(
             await asyncio.sleep(0)
 
     monkeypatch.setattr(pauses, "TURN_SECONDS", 0)
+    monkeypatch.setattr(turns_module, "TURN_S", 0)
+    monkeypatch.setattr(turns_module, "SHORT_TURN_S", 0)
     monkeypatch.setattr(like, "matcher", matcher)
     costly = f"kind LIKE '%{wanted}_c%'"
-    ids = await fail(system, *of_kinds(*"a" * 20))
+    ids = await fail(system, *of_kinds(*(f"a{number}" for number in range(20))))
     for number in range(20 if wanted == "history" else 0):
         await system.create_queue(f"q{number}", filter=costly)
     calls: dict[str, Callable[[], Awaitable[object]]] = {
