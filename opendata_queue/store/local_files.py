@@ -95,6 +95,8 @@ def delete_under(root: Path, folder: str) -> int:
                     with contextlib.suppress(OSError):
                         os.rmdir(name, dir_fd=descriptor)
                     continue
+                if _UNFINISHED.fullmatch(name):
+                    continue  # no object yet
                 os.unlink(name, dir_fd=descriptor)
                 size_bytes += about.st_size if stat.S_ISREG(about.st_mode) else 0
     if folder:

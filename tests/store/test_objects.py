@@ -121,6 +121,7 @@ async def test_a_folder_of_any_name_holds_a_whole_root(tmp_path: Path, name: str
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert {path.name for path in (tmp_path / name).iterdir()} == {
         "system.json",
+        "features",
         "messages",
         "queues",
         "blobs",
