@@ -14,17 +14,18 @@ test: lint
 # Properties and models with other examples than those that every run of the tests tries.
 explore: $(READY)
 	ODQ_EXAMPLES=explore $(BIN)/python -m pytest -n 3 --dist loadfile \
-		tests/engine tests/filters tests/format tests/queues tests/retention tests/server \
-		tests/store/test_damage.py
+		tests/filters tests/format tests/http tests/log tests/queues tests/retention tests/root \
+		tests/runtime tests/store/damage/test_damage.py
 
 # Against any S3: make test-s3 ENDPOINT=http://127.0.0.1:7480 BUCKET=odq-tests, with credentials in
 # AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Each run has a prefix of its own, and removes it.
 test-s3: $(READY)
 	@test -n "$(ENDPOINT)" || { echo "which S3? make test-s3 ENDPOINT=http://host:port"; exit 1; }
 	ODQ_TEST_S3_ENDPOINT=$(ENDPOINT) ODQ_TEST_S3_BUCKET=$(or $(BUCKET),odq-tests) \
-		$(BIN)/python -m pytest -n 2 --dist loadfile -rs tests/contract tests/engine tests/queues \
-		tests/ownership tests/retention tests/server/test_takeover.py tests/server/test_ending.py \
-		tests/shards tests/spark tests/store tests/api tests/cli
+		$(BIN)/python -m pytest -n 2 --dist loadfile -rs tests/contract tests/log tests/queues \
+		tests/root tests/routing tests/runtime tests/retention tests/systems \
+		tests/http/test_takeover.py tests/http/test_ending.py tests/spark tests/store tests/api \
+		tests/cli
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -45,7 +46,7 @@ bench-deep: $(READY)
 		--write docs/benchmarks.md
 
 # Parts of ours alone, each in detail. The last one makes a backlog of a million messages first: run
-# benchmarks/lifecycle.py with --quick for a look.
+# benchmarks/lifecycle.py with --quick for a first impression.
 bench-parts: $(READY)
 	$(BIN)/python benchmarks/encodings.py
 	$(BIN)/python benchmarks/filters.py

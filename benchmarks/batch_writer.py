@@ -24,8 +24,8 @@ from pathlib import Path
 
 import slatedb.uniffi as slatedb
 
-from opendata_queue.store.batch_writer import BatchWriterUnavailable, Tier, commit_rows
-from opendata_queue.store.rows import Rows
+from opendata_queue.store.rows.rows import Rows
+from opendata_queue.store.rows.writer import BatchWriterUnavailable, Tier, commit_rows
 
 MESSAGES_PER_BATCH = 500
 PAYLOAD = bytes(256)

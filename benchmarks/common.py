@@ -22,7 +22,7 @@ T = TypeVar("T")
 @contextlib.contextmanager
 def redis_server(folder: Path) -> Iterator[redis.Redis]:
     """A Redis of our own that answers a write when it is on the disk."""
-    # Not for everybody who imports this: what needs no Redis must run without it.
+    # Imported here and not above: benchmarks that need no Redis must run without it.
     import redis
 
     from benchmarks.compare.systems.redis_streams import redis_streams
@@ -51,7 +51,7 @@ def percentile(values: Sequence[float], part: float) -> float:
 def run_loop(work: Coroutine[object, object, None], *, uvloop: bool) -> None:
     """Run a benchmark, all contenders alike as a service would: what was imported is no garbage.
 
-    Without it Python's collector stops everything for 40 ms now and then, to look at modules.
+    Without it Python's collector stops everything for 40 ms now and then, to go through modules.
     """
     gc.collect()
     gc.freeze()

@@ -18,10 +18,10 @@ import slatedb.uniffi as slatedb
 
 import odq_encodings
 from odq_encodings import AvailableMessage, DoneMessage, FailedMessage, InFlightMessage
-from opendata_queue.committer import GroupCommitter
 from opendata_queue.store import Database, Rows, active_tier
-from opendata_queue.store.batch_writer import Tier, native_jobs
-from opendata_queue.store.journal import Journal
+from opendata_queue.store.group_commit import GroupCommitter
+from opendata_queue.store.journal.journal import Journal
+from opendata_queue.store.rows.writer import Tier, native_jobs
 
 MESSAGES: Final = "messages"
 QUEUES: Final = "queues"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.http [--seconds 2] [--root DIR] [--quick]
 
-The rounds are in ``over_http.py``. This file has the name under which they are looked for, and
+The rounds are in ``over_http.py``. This file has the name under which they are run, and
 steps aside for the standard library's ``http``, which it hides from every script of this folder.
 """
 

@@ -17,7 +17,7 @@ depth     claim and ack in batches of 1, 10 and 100, with 5,000 and with 1,000,0
           that share a commit, or XACK and XREADGROUP in one pipeline. Then the deep root is opened
           by fresh processes: how long until a message is in hand, how much memory, how fast from
           there.
-cycle     publish_many(100), claim(100), ack(100); by one task, and by four. The limit beside it is
+cycle     publish_many(100), claim(100), ack(100); by one task, and by four. The limit next to it is
           three puts for each message: the payload's row and the metadata's row as publishing
           writes them, and a row of 100 bytes for all that a queue has to remember. The 300 rows of
           100 messages are encoded anew, written as one batch by the compiled batch writer, and
@@ -63,7 +63,8 @@ from odq_encodings import (
     encode_payload_key,
 )
 from opendata_queue import ClaimedMessage, Engine, NewMessage, QueueOptions, StoreSettings
-from opendata_queue.messages import Published
+from opendata_queue.model.messages import Published
+from opendata_queue.runtime.turns import Turn
 from opendata_queue.store import Database, Objects, Rows, active_tier
 
 PARTS = ("depth", "cycle", "latency", "routing", "memory")
@@ -123,7 +124,7 @@ class Run:
         self.report.console.print(f"[dim]{text}[/dim]")
 
 
-# --- messages that can be told apart --------------------------------------------------------------
+# --- messages that all differ ---------------------------------------------------------------------
 
 
 def payload_of(number: int) -> bytes:
@@ -584,8 +585,8 @@ class Stopwatch:
         self._route = router._route
         router._route = self._note_routed  # type: ignore[method-assign]
 
-    def _note_routed(self, messages: Sequence[Published], first: int) -> int:
-        behind = self._route(messages, first)
+    def _note_routed(self, messages: Sequence[Published], turn: Turn, first: int) -> int:
+        behind = self._route(messages, turn, first)
         now = time.perf_counter()
         self.routed.update((message.message_id, now) for message in messages[first:behind])
         return behind
@@ -665,7 +666,7 @@ async def create_tenants(run: Run, system: Engine, queues: int, tenants: int) ->
 
 
 class Routing:
-    """Hands messages to a tailer that nobody has published."""
+    """Hands messages to a tailer that were not published."""
 
     def __init__(self, system: Engine, tenants: int) -> None:
         self._system = system

@@ -37,8 +37,8 @@ from odq_encodings import (
 )
 from opendata_queue import Engine, NewMessage, StoreSettings
 from opendata_queue.store import Database, Objects, Rows, Tier
-from opendata_queue.store.batch_writer import BatchWriterUnavailable, _forced, commit_rows
-from tests.s3_server import S3Server
+from opendata_queue.store.rows.writer import BatchWriterUnavailable, _forced, commit_rows
+from tests.support.s3_server import S3Server
 
 MESSAGE = NewMessage(PAYLOAD, headers=HEADERS)
 CONCURRENT = 64

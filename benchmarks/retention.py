@@ -4,12 +4,12 @@
 
 space     Messages of 256 bytes are published, nine in ten with a retention that ends some seconds
           later. Then the compactor runs alone, as ``odq compact`` does, and the bytes of all files
-          of the root are counted before and after. Beside it a root into which only the survivors
+          of the root are counted before and after. Next to it a root into which only the survivors
           were published, and which was compacted too: that is what they need. Nothing is deleted
           row by row: SlateDB drops the rows by their time-to-live (with a grace of 0 here, so that
-          nobody has to wait for the hour that is usual).
+          there is no need to wait for the hour that is usual).
 claims    How many messages a second four consumers claim and acknowledge, in batches of 10, while a
-          pass runs beside them as it does in an owner, from its beginning to its end: it expires
+          pass runs in the background as in an owner, from its beginning to its end: it expires
           nine in ten of all messages (entries of another queue, and done ones of this), and has
           SlateDB rewrite the database to be rid of them. Before and after it they are alone. Each
           round has its part of the messages, and a root of its own.
@@ -44,7 +44,7 @@ from benchmarks.common import HEADERS, PAYLOAD, ratio, run_loop, spread
 from odq_compactor import CompactorOptions, RetentionCompactor, compact_root
 from opendata_queue import Engine, NewMessage, QueueOptions, StoreSettings
 from opendata_queue.testing import ManualClock
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 SETTINGS = StoreSettings(ttl_grace_ms=0, garbage_age_ms=1_000)
 BATCH = 1_000
@@ -148,7 +148,7 @@ class Claims:
 
 
 async def measure_claims(url: str, options: argparse.Namespace) -> Claims:
-    """Each round on a root of its own: alone, beside a whole pass, and alone again."""
+    """Each round on a root of its own: alone, during a whole pass, and alone again."""
     found = Claims()
     for _ in range(options.rounds):
         await claims_of_a_round(url, options, found)

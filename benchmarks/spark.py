@@ -26,7 +26,7 @@ from rich.table import Table
 import opendata_queue as odq
 from benchmarks.common import HEADERS, PAYLOAD
 from opendata_queue import NewMessage
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 BUCKET = "benchmark"
 BATCH = 500

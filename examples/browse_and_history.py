@@ -1,4 +1,4 @@
-"""Look into a queue without changing it: counts, the next messages, pages, and histories.
+"""See what is in a queue without changing it: counts, the next messages, pages, and histories.
 
 python examples/browse_and_history.py [file:///path]
 """

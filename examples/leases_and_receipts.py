@@ -18,7 +18,7 @@ def main(url: str) -> None:
             system.create_queue("jobs", options=QueueOptions(lease_ms=60_000, backoff_ms=0))
         system.publish(b"a long job")
 
-        # Somebody claims it and is never heard of again. The next claim waits for the lease.
+        # One consumer claims it and is never heard of again. The next claim waits for the lease.
         (lost,) = system.claim("jobs", consumer="first", lease_ms=100, wait_ms=60_000)
         (held,) = system.claim("jobs", consumer="second", wait_ms=60_000)
         print(f"attempt {held.attempts}: the first one's ack is {system.ack('jobs', lost.receipt)}")

@@ -23,7 +23,7 @@ def main(url: str) -> None:
         assert there is not None
         print(f"payload {there.payload!r}, at {there.payload_uri}")
 
-        # After a timeout or a crash nobody knows whether a publish arrived: just do it again.
+        # After a timeout or a crash it is not known whether a publish arrived: just do it again.
         ids = {system.publish(b"pay 5 EUR", idempotency_key="invoice-4711") for _ in range(3)}
         print(f"published three times, stored {len(ids)} time")
 

@@ -17,8 +17,8 @@ def payloads(system: System, queue: str, start: Start) -> list[bytes | None]:
     if queue in system.list_queues():
         system.delete_queue(queue)
     system.create_queue(queue, filter="type = 'order'", start=start)
-    # What is in the log is brought in the background, while the queue can be used already. Who
-    # wants to have it all waits until nothing is left to be looked at.
+    # What is in the log is brought in the background, while the queue can be used already. To have
+    # it all, wait until nothing is left to be read.
     while system.stats(queue).replaying:
         time.sleep(0.01)
     found = []

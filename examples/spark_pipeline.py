@@ -65,7 +65,7 @@ while handled < 250:
 print(handled, "orders were handled")
 
 
-# %% Back in Spark: what was done, beside what it was.
+# %% Back in Spark: what was done, next to what it was.
 def table(name: str, **options: str):  # type: ignore[no-untyped-def]
     reader = spark.read.format("opendata_queue").option("path", root).option("table", name)
     return reader.options(**options).load()

@@ -2,11 +2,14 @@
 
 from importlib.metadata import version
 
-from opendata_queue.clock import Clock, SystemClock
-from opendata_queue.committer import CommitLimits
-from opendata_queue.consumers import AsyncConsumer, RetryLater
-from opendata_queue.engine import Engine
-from opendata_queue.errors import (
+from opendata_queue.api.consumers import AsyncConsumer, RetryLater
+from opendata_queue.api.sync import Consumer, System, Worker
+from opendata_queue.api.system import AsyncSystem
+from opendata_queue.api.workers import AsyncWorker
+from opendata_queue.filters import Filter, FilterError
+from opendata_queue.log.writer import PublishOptions
+from opendata_queue.model.clock import Clock, SystemClock
+from opendata_queue.model.errors import (
     ClosedError,
     CorruptStoreError,
     FencedError,
@@ -24,12 +27,13 @@ from opendata_queue.errors import (
     TimedOutError,
     WrongContextError,
 )
-from opendata_queue.filters import Filter, FilterError
-from opendata_queue.ingest import Ingest
-from opendata_queue.interface import (
-    AsyncSystem,
+from opendata_queue.model.messages import ClaimedMessage, NewMessage, PeekedMessage, StoredMessage
+from opendata_queue.model.options import QueueOptions
+from opendata_queue.model.values import (
     BrowsedState,
     FailedMessage,
+    FoundEntry,
+    FoundPage,
     MessageHistory,
     Outcome,
     QueueEntry,
@@ -38,15 +42,13 @@ from opendata_queue.interface import (
     QueueStats,
     Start,
 )
-from opendata_queue.messages import ClaimedMessage, NewMessage, PeekedMessage, StoredMessage
 from opendata_queue.opening import connect, connect_async, open, open_async
-from opendata_queue.owner_files import find_broker
-from opendata_queue.ownership import Vacancy
-from opendata_queue.queue_options import QueueOptions
-from opendata_queue.shard import PublishOptions
+from opendata_queue.root.owner_files import find_broker
+from opendata_queue.root.ownership import Vacancy
 from opendata_queue.store import StoreSettings
-from opendata_queue.sync import Consumer, System, Worker
-from opendata_queue.workers import AsyncWorker
+from opendata_queue.store.group_commit import CommitLimits
+from opendata_queue.systems.engine import Engine
+from opendata_queue.systems.ingest import Ingest
 
 __version__ = version("opendata-queue")
 
@@ -67,6 +69,8 @@ __all__ = [
     "Filter",
     "FilterError",
     "FormatVersionError",
+    "FoundEntry",
+    "FoundPage",
     "Ingest",
     "InvalidInputError",
     "MessageExpiredError",

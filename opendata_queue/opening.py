@@ -7,21 +7,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from opendata_queue.clock import Clock
-from opendata_queue.committer import CommitLimits
-from opendata_queue.engine import Engine
-from opendata_queue.errors import InvalidInputError, StoreAccessError, WrongContextError
-from opendata_queue.interface import AsyncSystem
-from opendata_queue.owner_files import DEFAULT_LEASE_MS, broker_address
-from opendata_queue.ownership import Vacancy
-from opendata_queue.read_only import ReadOnlySystem
-from opendata_queue.roles import publishing_is_elsewhere
-from opendata_queue.shard import PublishOptions
+from opendata_queue.api.sync import System
+from opendata_queue.api.system import AsyncSystem
+from opendata_queue.log.writer import PublishOptions
+from opendata_queue.model.clock import Clock
+from opendata_queue.model.errors import InvalidInputError, StoreAccessError, WrongContextError
+from opendata_queue.root.owner_files import DEFAULT_LEASE_MS, broker_address
+from opendata_queue.root.ownership import Vacancy
+from opendata_queue.root.roles import publishing_is_elsewhere
 from opendata_queue.store import Location, Objects, StoreKind, StoreSettings
-from opendata_queue.sync import System
+from opendata_queue.store.group_commit import CommitLimits
+from opendata_queue.systems.engine import Engine
+from opendata_queue.systems.read_only import ReadOnlySystem
 
 if TYPE_CHECKING:
-    from opendata_queue.client import ClientOptions
+    from opendata_queue.http.client import ClientOptions
 
 _REMOTE = ("http://", "https://")
 _opened_in: int | None = None
@@ -219,7 +219,7 @@ async def _connect(
     clock: Clock | None,
     find: Callable[[], Awaitable[str | None]] | None = None,
 ) -> AsyncSystem:
-    from opendata_queue.client import RemoteSystem
+    from opendata_queue.http.client import RemoteSystem
 
     return await RemoteSystem.open(url, options=options, clock=clock, find=find)
 
@@ -231,7 +231,7 @@ def _client_options(
     options: ClientOptions | None = None,
 ) -> ClientOptions:
     try:
-        from opendata_queue.client import ClientOptions
+        from opendata_queue.http.client import ClientOptions
     except ImportError as error:
         raise StoreAccessError(f"{error}: install opendata-queue[client] to reach {url}") from error
     options = options or ClientOptions()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from opendata_queue import Engine
 from opendata_queue.store import forget_memory_root
-from tests import other_s3
-from tests.s3_server import S3Server
+from opendata_queue.testing import ManualClock
+from tests.support import other_s3
+from tests.support.s3_server import S3Server
 
 # No timing is asserted in tests, and every run of one tree tries the same examples: what fails was
 # broken by the change. ``make explore`` tries others.
@@ -36,8 +38,8 @@ NewRoot = Callable[[], str]
 # What takes a minute must not begin when all else is done.
 LONG: Final = (
     "spark/test_sink.py",
-    "engine/test_outages.py",
-    "engine/test_crash.py",
+    "log/test_outages.py",
+    "log/test_crash.py",
     "spark/test_source.py",
     "test_benchmarks.py",
     "retention/",
@@ -66,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def loggers_as_they_were() -> Iterator[None]:
     """Commands that run in this process silence a logger, for their process."""
-    logger = logging.getLogger("opendata_queue.store.batch_writer")
+    logger = logging.getLogger("opendata_queue.store.rows.writer")
     level = logger.level
     yield
     logger.setLevel(level)
@@ -126,3 +128,23 @@ def new_root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewRoot
 def root(new_root: NewRoot) -> str:
     """The URL of one fresh root, on each kind of store in turn."""
     return new_root()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that is turned by hand."""
+    return ManualClock()
+
+
+@pytest.fixture
+async def system(root: str, clock: ManualClock) -> AsyncIterator[Engine]:
+    """A system that owns a fresh root, on each kind of store in turn."""
+    async with await Engine.open(root, clock=clock) as system:
+        yield system
+
+
+@pytest.fixture
+async def memory_system(clock: ManualClock) -> AsyncIterator[Engine]:
+    """A system in memory, with a clock that is turned by hand."""
+    async with await Engine.open("memory:///", clock=clock) as system:
+        yield system

@@ -28,15 +28,15 @@ from opendata_queue import (
     QueueOptions,
     StoreSettings,
 )
-from opendata_queue.client import RemoteSystem
-from opendata_queue.owner_files import DEFAULT_LEASE_MS
-from opendata_queue.ownership import Ownership
+from opendata_queue.http.client import RemoteSystem
+from opendata_queue.root.owner_files import DEFAULT_LEASE_MS
+from opendata_queue.root.ownership import Ownership
 from opendata_queue.store import active_tier
-from opendata_queue.store.batch_writer import Tier
+from opendata_queue.store.rows.writer import Tier
 from opendata_queue.testing import ManualClock
-from tests.broker import BrokerProcess
 from tests.conftest import NewRoot
-from tests.s3_server import S3Server
+from tests.support.broker import BrokerProcess
+from tests.support.s3_server import S3Server
 
 T = TypeVar("T")
 

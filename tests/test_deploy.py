@@ -14,8 +14,8 @@ import yaml
 
 from opendata_queue import InvalidInputError
 from opendata_queue.cli import app
-from opendata_queue.server.auth import Gate
-from opendata_queue.server.settings import ServerSettings
+from opendata_queue.http.auth.tokens import Gate
+from opendata_queue.http.settings import ServerSettings
 from opendata_queue.testing import ManualClock
 
 ROOT = Path(__file__).parents[1]

@@ -29,19 +29,18 @@ from opendata_queue.cli import app
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "docs/guide.md"]
 LINKING = [
-    *(
-        "CHANGELOG.md",
-        "docs/operations.md",
-        "docs/spark.md",
-        "examples/README.md",
-        "examples/deploy/README.md",
-    ),
+    *("CHANGELOG.md", "CONTRIBUTING.md"),
+    *("docs/architecture.md", "docs/benchmarks.md", "docs/operations.md", "docs/retention.md"),
+    *("docs/spark.md", "examples/README.md", "examples/deploy/README.md", "rfcs/README.md"),
 ]
+MAPS = ["docs/architecture.md", "CONTRIBUTING.md"]
 SHARED_FOLDER = "file:///tmp/"
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SAID = re.compile(r"^\s*print\(.*\)  # (.*)$")
 _LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
+_FILE = re.compile(r"\b(?:[\w-]+/)+[\w.-]+\.(?:py|md|lark)\b")
+_PARTS = re.compile(r"`([\w./-]+\.py)` \(((?:`\w+`(?:, )?)+)\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -197,6 +196,58 @@ def anchors(page: Path) -> list[str]:
     """What its headings are called in links."""
     headings = _HEADING.findall(page.read_text())
     return [re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings]
+
+
+def of_the_source(path: str) -> Path | None:
+    """A file that a map names: from the repository's folder on, or from the package's."""
+    return next(
+        (one for one in (ROOT / path, ROOT / "opendata_queue" / path) if one.exists()), None
+    )
+
+
+@pytest.mark.parametrize("document", MAPS)
+def test_files_that_a_map_names_are_there(document: str) -> None:
+    named = _FILE.findall((ROOT / document).read_text())
+
+    assert len(named) > 20
+    assert [one for one in named if of_the_source(one) is None] == []
+
+
+@pytest.mark.parametrize("document", MAPS)
+def test_what_a_map_says_is_in_a_file_is_there(document: str) -> None:
+    found = _PARTS.findall((ROOT / document).read_text())
+
+    assert found
+    for path, names in found:
+        file = of_the_source(path)
+        assert file is not None, path
+        text = file.read_text()
+        missing = [one for one in re.findall(r"\w+", names) if not re.search(rf"\b{one}\b", text)]
+        assert missing == [], path
+
+
+def test_every_room_is_on_the_map() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    rooms = {path.parent.name for path in ROOT.glob("opendata_queue/*/__init__.py")}
+    within_store = {path.parent.name for path in ROOT.glob("opendata_queue/store/*/__init__.py")}
+
+    assert [room for room in sorted(rooms) if f"| `{room}/` |" not in page] == []
+    assert [room for room in sorted(within_store) if f"`store/{room}/`" not in page] == []
+
+
+def test_every_module_is_on_the_map() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    listed = page.partition("### Every module")[2].partition("\n## ")[0]
+    rows = [line for line in listed.splitlines() if line.startswith("| `")]
+    source = ROOT / "opendata_queue"
+    modules = [path.relative_to(source) for path in source.glob("*/**/*.py")]
+
+    for module in [one for one in modules if one.name != "__init__.py"]:
+        of_a_command = module.parts[0] == "cli" and len(module.parts) > 2
+        room = "cli" if of_a_command else module.parent.as_posix()
+        (row,) = [row for row in rows if f"`{room}/`" in row.split("|")[1]]
+        shown = f"`{module.parts[1]}/`" if of_a_command else f"`{module.stem}`"
+        assert shown in row, module
 
 
 def test_every_operation_is_shown_in_the_guide() -> None:

@@ -274,7 +274,7 @@ def put_together(paths: Sequence[Path]) -> dict[str, Any]:
     ended: dict[str, dict[str, str]] = {"failures": {}, "skipped": {}}
     for one in runs:
         found |= one
-        # How often something was measured is told by the run that has measured it.
+        # How often something was measured is in the figures of the run that has measured it.
         for name, part in (("rounds", "compare"), ("seconds", "compare"), ("looks", "growth")):
             if part in one and name in one["run"]:
                 run[name] = one["run"][name]
@@ -303,8 +303,8 @@ def _interrupt(signal_number: int, frame: FrameType | None) -> None:
 
 
 def measured_here(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure on this machine, until it is done or somebody interrupts it."""
-    # Whoever ends us, what we have started ends with us.
+    """Measure on this machine, until it is done or interrupted."""
+    # However this process ends, what it has started ends with it.
     for one in _ENDING:
         signal.signal(one, _interrupt)
     if (load := os.getloadavg()[0]) > 0.5:

@@ -1,4 +1,4 @@
-"""Messages that can be told apart, and the check of those that were consumed."""
+"""Messages that all differ, and the check of those that were consumed."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Client(ABC):
 
 
 def polled(look: Callable[[], list[T]], wait_ms: int) -> list[T]:
-    """What is found within the time, by looking again and again."""
+    """What is found within the time, by polling."""
     deadline = time.monotonic() + wait_ms / 1e3
     while not (found := look()) and time.monotonic() < deadline:
         time.sleep(_POLL_S)

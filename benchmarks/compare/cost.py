@@ -25,7 +25,7 @@ from benchmarks.compare.processes import process, result
 from benchmarks.compare.report import Target, table
 from benchmarks.compare.systems.moto import BUCKET
 from opendata_queue import CommitLimits, Engine, PublishOptions, QueueOptions
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 DOLLARS_PER_REQUEST: Final = {
     "PUT": 0.005 / 1_000, "LIST": 0.005 / 1_000,
@@ -191,7 +191,7 @@ def _main(spec: str) -> None:
 
 @contextlib.contextmanager
 def started(scenarios: Sequence[Scenario]) -> Iterator[Callable[[], list[Spent]]]:
-    """Run scenarios beside each other, each in a process of its own; gives what waits for them."""
+    """Run scenarios at once, each in a process of its own; gives what waits for them."""
     with contextlib.ExitStack() as stack:
         workers = [
             stack.enter_context(
@@ -212,13 +212,13 @@ def started(scenarios: Sequence[Scenario]) -> Iterator[Callable[[], list[Spent]]
 def measure_cost(
     found: dict[str, Any], *, latency_ms: float, quick: bool, say: Callable[[str], None]
 ) -> None:
-    """At three rates, along the dial, and idle. Those that leave room run beside each other.
+    """At three rates, along the dial, and idle. Those that leave room run at the same time.
 
     What is found is there as soon as it is known, whatever fails later.
     """
     # Garbage is collected every 15 s, once it is a minute old: the long ones see that.
     long, short = (1.0, 1.0) if quick else (78.0, 8.0)
-    # Looks of an idle root become rarer and rarer, up to one a minute.
+    # Polls of an idle root become rarer and rarer, up to one a minute.
     rest_s, idle_s = (0.0, 1.0) if quick else (75.0, 60.0)
 
     def at(rate: int, seconds: float, linger_ms: float) -> Scenario:
@@ -239,7 +239,7 @@ def measure_cost(
         ]
     found |= {"latency_ms": latency_ms, "spent": []}
     idle = replace(at(0, idle_s, 0), rest_s=rest_s)
-    with started([idle]) as idling:  # beside all others, since it does next to nothing
+    with started([idle]) as idling:  # along with all others, since it does next to nothing
         for scenarios in together:
             shown = ", ".join(f"{one.rate}/s linger {one.linger_ms:g} ms" for one in scenarios)
             say(f"cost on S3: {shown}")

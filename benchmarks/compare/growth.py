@@ -14,7 +14,7 @@ from benchmarks.compare.processes import process, result
 from benchmarks.compare.report import Target, table
 
 LOOKS: Final = 3
-"""How many fresh processes look at a root; the median counts."""
+"""How many fresh processes open a root; the median counts."""
 
 Say = Callable[[str], None]
 Rows = list[dict[str, float]]
@@ -87,7 +87,7 @@ class Growth:
         return values[:2] if self._quick else values
 
     def _grown(self, step: str, what: str, sizes: Sequence[int]) -> Rows:
-        """One root that gets larger and larger, looked at in between."""
+        """One root that gets larger and larger, measured in between."""
         url = f"file://{self._root}/{what}"
         rows = []
         for size in sizes:
@@ -133,7 +133,7 @@ class Growth:
 
 
 def growth_lines(found: Mapping[str, Rows], looks: int = 0) -> list[str]:
-    """Tables; how many processes have looked at a root is said if it is known."""
+    """Tables; how many processes have measured a root is said if it is known."""
     lines: list[str] = []
     if looks == 1:
         lines += ["", "Every figure was measured once."]

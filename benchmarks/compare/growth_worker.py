@@ -61,7 +61,7 @@ async def fill(spec: dict[str, Any]) -> dict[str, Any]:
             # As fast as it is routed: what waits in memory is bounded.
             await _routed(system)
         await _expect(system, spec["waiting"])
-        if published > _BATCH * _BATCHES + 2 * _SINGLES:  # more than a look has taken
+        if published > _BATCH * _BATCHES + 2 * _SINGLES:  # more than one measurement has taken
             await _come_to_rest(system)
     return {}
 
@@ -98,7 +98,7 @@ async def live(spec: dict[str, Any]) -> dict[str, Any]:
                 await system.ack(QUEUE, *messages)
                 left -= len(messages)
             missing -= count
-        # Some to look at.
+        # Some to measure with.
         await system.publish_many(_new(_BATCH * _BATCHES + 2 * _SINGLES))
         await _routed(system)
     return {}

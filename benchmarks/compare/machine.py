@@ -33,8 +33,8 @@ def describe(root: Path) -> dict[str, str]:
 def new_file_us(root: Path) -> float:
     """How long it takes to make a file: a commit of SlateDB is one.
 
-    An ext4 without a journal looks at every file that was deleted in the last minutes first, which
-    may take longer than all else that a commit does.
+    An ext4 without a journal goes through every file that was deleted in the last minutes first,
+    which may take longer than all else that a commit does.
     """
     folder = root / "new-files"
     folder.mkdir(exist_ok=True)

@@ -34,7 +34,7 @@ class Target:
     target: str
     measured: str
     met: bool | None
-    """Nobody knows if it was to be measured, and that has failed."""
+    """None if it was to be measured, and that has failed."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

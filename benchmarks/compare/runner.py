@@ -1,4 +1,4 @@
-"""All cells of all systems: in rounds, so that a drift of the machine meets everybody."""
+"""All cells of all systems: in rounds, so that a drift of the machine meets all of them."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _failing(self, system: System, workloads: Sequence[Workload]) -> Iterator[None]:
-        """One contender's trouble is not everybody's: it is noted, and said."""
+        """One contender's failure does not stop the others: it is noted, and said."""
         try:
             yield
         except NotHere as reason:

@@ -21,7 +21,7 @@ from benchmarks.compare.processes import last_lines
 HOST: Final = "127.0.0.1"
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 20.0
-# Where distributions put servers that are not on everybody's path.
+# Where distributions put servers that are not on the path of plain users.
 _FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/opt/homebrew/bin")
 
 
@@ -78,7 +78,7 @@ def listens(port: int) -> bool:
 
 
 def plain_user(*preferred: str) -> str | None:
-    """Whom to run a server as that refuses to run as root; nobody else if we are not root."""
+    """The user for a server that refuses to run as root; none if we are not root."""
     if os.geteuid() != 0:
         return None
     for name in (*preferred, "nobody"):
@@ -88,7 +88,7 @@ def plain_user(*preferred: str) -> str | None:
 
 
 def give_to(user: str | None, folder: Path) -> None:
-    """Let a user have a folder of ours. Those above may be somebody's: they stay as they are."""
+    """Let a user have a folder of ours. Those above may belong to others: they stay as they are."""
     if user is None:
         return
     known = pwd.getpwnam(user)

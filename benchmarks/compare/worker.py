@@ -209,7 +209,7 @@ async def counted(system: System, spec: dict[str, Any]) -> int:
 
 
 def run(spec: dict[str, Any]) -> Sequence[Figures]:
-    """All contenders alike run as a service would: what was imported is no garbage to look at."""
+    """All contenders alike run as a service would: what was imported is no garbage to collect."""
     system = find(spec["system"])
     gc.collect()
     gc.freeze()

@@ -9,7 +9,7 @@ MESSAGES_PER_SECOND: Final = 500
 LONGEST: Final = 3
 """By how many times a cell may take longer, to publish as many as the others."""
 LONGEST_GROWING_S: Final = 60.0
-"""The same for a system that would look better the less it has published."""
+"""The same for a system whose figures are the better the less it has published."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

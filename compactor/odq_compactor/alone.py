@@ -1,4 +1,4 @@
-"""A pass on a root that nobody serves."""
+"""A pass on a root without an owner."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from odq_compactor.options import CompactorOptions
 from odq_compactor.positions import Position
 from odq_compactor.report import RetentionReport
 from odq_compactor.space import collect_garbage, free_space, shorten_replay
-from opendata_queue.clock import Clock, SystemClock
-from opendata_queue.engine import Engine, OwnedStores
-from opendata_queue.errors import OdqError, OwnedError
-from opendata_queue.owner_files import messages_role
-from opendata_queue.ownership import Ownership
-from opendata_queue.shard import MessageShard, PublishOptions
-from opendata_queue.shard_files import ShardFiles
+from opendata_queue.log.writer import MessageShard, PublishOptions
+from opendata_queue.model.clock import Clock, machine_clock
+from opendata_queue.model.errors import OdqError, OwnedError
+from opendata_queue.model.paths import messages_path
+from opendata_queue.root.owner_files import messages_role
+from opendata_queue.root.ownership import Ownership
+from opendata_queue.root.shard_files import ShardFiles
 from opendata_queue.store import StoreSettings, Upkeep
+from opendata_queue.systems.engine import Engine, OwnedStores
 
 logger = logging.getLogger(__name__)
 
 NAME: Final = "odq compact"
-# Nobody scans but us: what was replaced need not be kept for long.
+# No other process reads the root: what was replaced need not be kept for long.
 _KEPT_MS: Final = 2_000
 _POLL_MS: Final = 250
 _ALONE: Final = CompactorOptions(work_share=1.0)
@@ -54,13 +55,13 @@ async def compact_root(
     """Own the root at ``url`` for one thorough pass; ``OwnedError`` if another process does.
 
     What was published or committed before is routed first, so that all that is past its time goes.
-    Live shards that nobody writes are looked after, too. Those that somebody writes are left to
-    their writers. ``delete_when_done`` tells the system so, from now on, if it is given.
+    Live shards without a writer have their passes, too. The others are left to their writers.
+    ``delete_when_done``, if it is given, configures the system from now on.
     """
     settings = replace(
         settings or StoreSettings(), compaction_poll_ms=_POLL_MS, replaced_files_kept_ms=_KEPT_MS
     )
-    clock = clock or SystemClock()
+    clock = machine_clock(clock)
     loop = asyncio.get_running_loop()
     started = loop.time()
     async with await _Alone.open(url, settings=settings, clock=clock, name=NAME) as engine:
@@ -96,23 +97,29 @@ async def _pass_live_shard(
 ) -> None:
     """Become the writer of a live shard for a while, unless it has one."""
     objects, root = stores.objects, stores.queues.clock
+    role = messages_role(number)
     try:
-        ownership = await Ownership.acquire(
-            objects, (messages_role(number),), clock=clock, name=NAME
-        )
+        ownership = await Ownership.acquire(objects, (role,), clock=clock, name=NAME)
     except OwnedError as error:
         logger.info("shard %d is looked after by its writer: %s", number, error)
         return
     shard: MessageShard | None = None
     try:
-        shard = await MessageShard.open(objects, number, clock=root, options=PublishOptions())
-        # Who was taken over while it opened has fenced its successor, and must give way.
+        shard = await MessageShard.open(
+            objects,
+            number,
+            clock=root,
+            options=PublishOptions(),
+            acknowledged=ownership.acknowledged(role),
+        )
+        ownership.say_durable(role, shard.database.durable_sequence)
+        # A process that was taken over while it opened has fenced its successor: it gives way.
         await ownership.check()
         position = await Position.load(shard)
         await compactor.pass_shard(number, shard, position, report, rarely=True, thorough=True)
         if options.space:
             await free_space([position], report, anyway=options.rewrite, patient=True)
-            await shorten_replay(Upkeep(objects, f"messages/{number:05}"), position)
+            await shorten_replay(Upkeep(objects, messages_path(number)), position)
             await collect_garbage([position], report, kept_ms=_KEPT_MS)
         report.requests += shard.database.requests
     finally:

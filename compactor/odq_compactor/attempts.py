@@ -1,4 +1,4 @@
-"""Who has claimed messages that are gone: nobody asks for that any more."""
+"""Who has claimed messages that are gone: these rows are not needed any more."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from odq_compactor.messages import delete_attempts
 from odq_compactor.options import CompactorOptions
 from odq_compactor.pace import Pace
 from odq_encodings import encode_attempts_key
-from opendata_queue.engine import OwnedStores
-from opendata_queue.errors import OdqError
-from opendata_queue.queue_store import QueueStore
-from opendata_queue.shard_readers import is_not_there
+from opendata_queue.log.readers import is_not_there
+from opendata_queue.model.errors import OdqError
+from opendata_queue.model.ids import first_id_of
+from opendata_queue.queues.store import QueueStore
+from opendata_queue.systems.engine import OwnedStores
 
 _ROWS_AT_ONCE: Final = 1_000
 
@@ -78,7 +79,7 @@ class AttemptsOfGone:
 
         await forget_attempts(
             self._stores.queues,
-            shard << 32,
+            first_id_of(shard),
             finished.next_sequence,
             self._options,
             chosen=gone,

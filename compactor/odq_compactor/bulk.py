@@ -1,4 +1,4 @@
-"""Bulk shards whose messages expire (RFC 0009): only those that are due are looked at.
+"""Bulk shards whose messages expire (RFC 0009): only those that are due are read.
 
 Each shard is *filed* once: it gets a row in the queue store that says when its next messages
 expire. So a pass costs what is due, however many shards are registered.
@@ -30,12 +30,13 @@ from odq_encodings import (
     CursorKey,
     encode_bulk_expiry_key,
 )
-from opendata_queue.commit_files import CommitFiles, CommittedShard
-from opendata_queue.engine import OwnedStores
-from opendata_queue.errors import ClosedError, CorruptStoreError, FencedError, OdqError
-from opendata_queue.routing import retention_deadline
-from opendata_queue.shard_readers import is_not_there
+from opendata_queue.log.readers import is_not_there
+from opendata_queue.model.errors import ClosedError, CorruptStoreError, FencedError, OdqError
+from opendata_queue.model.ids import SHARD_SEQUENCES, first_id_of
+from opendata_queue.root.commit_files import CommitFiles, CommittedShard
+from opendata_queue.routing.router import retention_deadline
 from opendata_queue.store import DatabaseReads
+from opendata_queue.systems.engine import OwnedStores
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ _ALWAYS_PAST: Final = 1
 
 
 class DueShard(NamedTuple):
-    """A bulk shard that has to be looked at."""
+    """A bulk shard that a pass has to read."""
 
     deadline: int
     number: int
@@ -104,7 +105,7 @@ async def committed_shards(commits: CommitFiles, job: str) -> tuple[CommittedSha
 
 
 class BulkRetention:
-    """Takes what has expired of bulk shards out of queues, and shards that are all past away."""
+    """Takes expired messages of bulk shards out of queues, and removes shards that are past."""
 
     def __init__(
         self, stores: OwnedStores, entries: FollowedEntries, options: CompactorOptions
@@ -116,11 +117,11 @@ class BulkRetention:
         self._commits = CommitFiles(stores.objects)
         self._files = BulkFiles(stores, options)
         self._filed: int | None = None
-        # What is gone leaves tombstones, and nobody wades through them twice.
+        # What is gone leaves tombstones: no pass reads those of the pass before.
         self._due_from = EARLIEST_MS
 
     async def run(self, report: RetentionReport, *, rarely: bool) -> None:
-        """One pass; the control files that are old are looked for rarely."""
+        """One pass; with ``rarely``, control files that are old are listed and removed, too."""
         await self._file(report)
         await self._expire_due(report)
         await self._files.run(report, rarely=rarely)
@@ -223,8 +224,8 @@ class BulkRetention:
                 elif not self._may_look(one, shard, now):
                     left = min(left, one.deadline)
                 elif one.is_past(now):
-                    # All of it: nobody has to be asked which.
-                    every = Run(one.deadline, shard.shard << 32, shard.next_sequence, 0)
+                    # All of it: its expiry rows need not be read.
+                    every = Run(one.deadline, first_id_of(shard.shard), shard.next_sequence, 0)
                     await self._entries.expire_runs([every], report)
                     past.append((one, shard))
                 elif not await self._expire_some(one, shard, report):
@@ -238,7 +239,10 @@ class BulkRetention:
         self._due_from = left
 
     def _may_look(self, one: DueShard, shard: BulkShard, now: int) -> bool:
-        """Not at a shard that is still routed; nor at one that can't go, since it is replayed."""
+        """Whether a pass may handle a shard: one that is routed, and can go if it is past.
+
+        A shard that is replayed for a queue can't go.
+        """
         if shard.state != FINISHED:
             return False
         return not (one.is_past(now) and self._stores.queues.replaying(shard.shard))
@@ -258,7 +262,7 @@ class BulkRetention:
             if not is_not_there(error):
                 logger.warning("bulk shard %d expires later: %s", shard.shard, error)
                 return False
-            # Nobody will get its messages. Its rows go when all of them are past.
+            # Its messages can't be had. Its rows go when all of them are past.
             logger.error("bulk shard %d is registered, but lost: %s", shard.shard, error)
             following = None
         following = following or one.last_deadline
@@ -318,7 +322,7 @@ class BulkRetention:
         """Remove shards that are past; those that are replayed for a queue by now are kept.
 
         Their rows first: without a cursor they do not exist. The expiry row is the last to go.
-        So whoever is killed in between leaves it, and the next pass finishes the work.
+        So a pass that is killed in between leaves it, and the next one finishes the work.
         """
         queues = self._stores.queues
         async with self._pace.work():
@@ -334,7 +338,7 @@ class BulkRetention:
         for (_, row), objects in zip(going, removed, strict=True):
             if row is not None:
                 _count(row, report, expired=row.messages)
-            else:  # whoever began with it was killed, and has reported nothing
+            else:  # the pass that began with it was killed, and has reported nothing
                 report.count("bulk shards", objects.were_there)
         return kept
 
@@ -362,9 +366,11 @@ class BulkRetention:
         """Remove what is left of shards that have no rows but their expiry rows any more."""
         for one in going:
             if one.deadline == _ALWAYS_PAST:  # the attempts of others go by themselves
-                await forget_attempts(self._stores.queues, one.shard << 32, 1 << 32, self._options)
+                await forget_attempts(
+                    self._stores.queues, first_id_of(one.shard), SHARD_SEQUENCES, self._options
+                )
         objects, committer = self._stores.objects, self._stores.queues.committer
-        # Whoever begins to read from now on must not be led to them any more.
+        # Readers that begin from now on must not be led to them any more.
         await self._stores.queues.database.show_others()
         async with self._pace.work():
             removed = await asyncio.gather(*(remove_objects(objects, one.shard) for one in going))
@@ -377,7 +383,7 @@ class BulkRetention:
 
 
 def is_lost(error: OdqError) -> bool:
-    """Whether nobody will ever read what is in a shard: it is damaged, or not there."""
+    """Whether the messages of a shard can't be had any more: it is damaged, or not there."""
     return isinstance(error, CorruptStoreError) or is_not_there(error)
 
 
@@ -389,7 +395,7 @@ def _count(shard: BulkShard, report: RetentionReport, *, expired: int) -> None:
 
 
 def deadlines_told(shard: BulkShard, told: CommittedShard | None) -> tuple[int, int] | None:
-    """When the first and the last message expire, 0 for never; none if nobody says so."""
+    """When the first and the last message expire, 0 for never; none if the commit does not say."""
     if not shard.messages:
         return _ALWAYS_PAST, _ALWAYS_PAST
     if told is None or told.expires_from is None or told.expires_at is None:

@@ -12,11 +12,12 @@ from odq_compactor.options import CompactorOptions
 from odq_compactor.pace import Pace
 from odq_compactor.report import RetentionReport
 from odq_encodings import BulkJob, BulkJobKey, CursorKey
-from opendata_queue.commit_files import Commit, CommitFiles
-from opendata_queue.engine import OwnedStores
-from opendata_queue.errors import CorruptStoreError
-from opendata_queue.shard_files import ShardFiles, earliest_bulk_shard
+from opendata_queue.model.errors import CorruptStoreError
+from opendata_queue.model.paths import blobs_path, messages_path
+from opendata_queue.root.commit_files import Commit, CommitFiles
+from opendata_queue.root.shard_files import ShardFiles, earliest_bulk_shard
 from opendata_queue.store import DatabaseReads, Objects, withdraw_proof
+from opendata_queue.systems.engine import OwnedStores
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class RemovedObjects:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OldReservation:
-    """A number that nobody will be given again."""
+    """A number that is not given out again."""
 
     shard: int
     committed: bool
@@ -54,7 +55,7 @@ class JudgedCommits:
 
     there: int
     old: list[str]
-    """Jobs whose commits nobody needs: they are registered, and old or too many."""
+    """Jobs whose commits are not needed: they are registered, and old or too many."""
     unseen: list[Commit] | None
     """Those of jobs that are not registered yet; none if one of them can't be read."""
 
@@ -69,13 +70,13 @@ class JudgedCommits:
 async def remove_objects(objects: Objects, shard: int) -> RemovedObjects:
     """Remove the database and the blobs of a shard.
 
-    The proof and the manifests first: without them there is no database. What is half removed would
-    be a damage to those who still have the id of a message, until the next pass.
+    The proof and the manifests first: without them there is no database. A shard that is half
+    removed would look damaged to callers that still have the id of a message.
     """
-    database = f"messages/{shard:05}"
+    database = messages_path(shard)
     await withdraw_proof(objects, database)
     file_bytes = await objects.delete_under(f"{database}/manifest")
-    blob_bytes = await objects.delete_under(f"blobs/{shard:05}")
+    blob_bytes = await objects.delete_under(blobs_path(shard))
     file_bytes += await objects.delete_under(database)
     return RemovedObjects(blob_bytes=blob_bytes, file_bytes=file_bytes)
 
@@ -83,7 +84,7 @@ async def remove_objects(objects: Objects, shard: int) -> RemovedObjects:
 async def judged_commits(
     commits: CommitFiles, queues: DatabaseReads, kept_since: int, keep_at_most: int
 ) -> JudgedCommits:
-    """Look at all commits that are kept."""
+    """Judge all commits that are kept."""
     jobs = await commits.jobs()
     keys = [BulkJobKey(job=job).encode() for job in jobs]
     values = await queues.get_many(keys)
@@ -144,7 +145,7 @@ class BulkFiles:
         self._commits = CommitFiles(stores.objects)
         self._files = ShardFiles(stores.objects)
         self._there = 0
-        """About how many commits there are: counted at times, and meanwhile told."""
+        """About how many commits there are: listed now and then, and counted on by ``saw``."""
 
     def saw(self, jobs: set[str]) -> None:
         """Some jobs were registered."""

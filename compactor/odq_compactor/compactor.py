@@ -1,4 +1,4 @@
-"""Passes of the retention compactor beside an owner (RFC 0010)."""
+"""Passes of the retention compactor, in the background of an owner (RFC 0010)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from odq_compactor.positions import Position, Written
 from odq_compactor.queues import QueueRetention
 from odq_compactor.report import Kind, RetentionReport
 from odq_compactor.space import free_space
-from opendata_queue.engine import Engine
-from opendata_queue.queue_store import QueueStore
-from opendata_queue.shard import MessageShard
+from opendata_queue.log.writer import MessageShard
+from opendata_queue.model.paths import QUEUES_PATH, messages_path
+from opendata_queue.queues.store import QueueStore
 from opendata_queue.store import Database, Rows
+from opendata_queue.systems.engine import Engine
 
 _ENTRIES: Final[tuple[Kind, ...]] = ("expired entries", "done entries", "failed entries")
 _ENTRY_BYTES: Final = 64
@@ -29,8 +30,8 @@ _ENTRY_BYTES: Final = 64
 class RetentionCompactor(Passes):
     """Removes what is past its time from the stores of an owner.
 
-    Live shards that others write are looked after by those others (``IngestRetention``); here the
-    entries of their messages are taken out of queues.
+    Messages of live shards that other processes write are removed by those (``IngestRetention``);
+    here their entries are taken out of queues.
     """
 
     def __init__(self, engine: Engine, options: CompactorOptions | None = None) -> None:
@@ -52,7 +53,7 @@ class RetentionCompactor(Passes):
     def positions_by_path(self) -> dict[str, Position]:
         """The same, by the paths of their databases."""
         return {
-            "queues/00000" if number is None else f"messages/{number:05}": position
+            QUEUES_PATH if number is None else messages_path(number): position
             for number, position in self._positions.items()
         }
 
@@ -92,7 +93,7 @@ class RetentionCompactor(Passes):
         stores = self._engine.stores
         await self._position(None, self._rows)
         await self._queues.expire_windows(report)
-        # Before the question what is finished: a failed entry that is past holds nothing back.
+        # Before finished messages are searched: a failed entry that is past must not hold one back.
         await self._queues.forget_finished(report)
         for number, shard in stores.shards.items():
             position = await self._position(number, shard)
@@ -120,7 +121,7 @@ class RetentionCompactor(Passes):
     async def _count_entries(self, report: RetentionReport) -> None:
         """Remember what a rewrite would free of the queue store.
 
-        Beside an owner nobody needs to: SlateDB compacts by itself what is written all the time.
+        An owner does not need it: SlateDB compacts by itself what is written all the time.
         """
         freed_bytes = sum(report.total(kind) for kind in _ENTRIES) * _ENTRY_BYTES
         if freed_bytes:
@@ -149,7 +150,7 @@ def engine_requests(engine: Engine) -> int:
 
 
 def look_after(engine: Engine, options: CompactorOptions | None = None) -> RetentionCompactor:
-    """Have retention run beside an owner until it is closed, and show what it does."""
+    """Run retention in the background of an owner until it is closed, and show what it does."""
     compactor = RetentionCompactor(engine, options)
     engine.run_beside(compactor.run_for_ever(), compactor.totals.figures)
     return compactor

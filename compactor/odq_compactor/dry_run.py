@@ -1,4 +1,4 @@
-"""What a pass would remove. Nothing is written, and whoever serves the root is not disturbed."""
+"""What a pass would remove. Nothing is written, and the owner of the root is not disturbed."""
 
 from __future__ import annotations
 
@@ -52,26 +52,28 @@ from odq_encodings import (
     encode_bulk_expiry_key,
     encode_metadata_log_key,
 )
-from opendata_queue.clock import Clock, SystemClock
-from opendata_queue.commit_files import Commit, CommitFiles, CommittedShard
-from opendata_queue.errors import CorruptStoreError, StoreAccessError
-from opendata_queue.queue_looks import QueueLook
-from opendata_queue.root_time import reading_clock
-from opendata_queue.shard_files import ShardFiles
+from opendata_queue.model.clock import Clock, machine_clock
+from opendata_queue.model.errors import CorruptStoreError, StoreAccessError
+from opendata_queue.model.ids import SHARD_SEQUENCES, first_id_of
+from opendata_queue.model.paths import QUEUES_PATH, blobs_path, messages_path
+from opendata_queue.queues.queue import StoredQueue
+from opendata_queue.queues.snapshot import QueueLook
+from opendata_queue.root.commit_files import Commit, CommitFiles, CommittedShard
+from opendata_queue.root.descriptor import read_root
+from opendata_queue.root.shard_files import ShardFiles
+from opendata_queue.root.timekeeping import reading_clock
 from opendata_queue.store import DatabaseReader, Objects, StoreSettings
-from opendata_queue.stored_queue import StoredQueue
-from opendata_queue.system import read_root
 
 logger = logging.getLogger(__name__)
 
-_QUEUES: Final = "queues/00000"
+_QUEUES: Final = QUEUES_PATH
 _OWNERS_SHARD: Final = 0
-_EVERYTHING: Final = 1 << 32
+_EVERYTHING: Final = SHARD_SEQUENCES
 _SEQUENCE: Final = _EVERYTHING - 1
 _NO_REST: Final = Pace(1.0)
 _CLOCK_KEY: Final = ClockKey().encode()
 _ALWAYS_DUE: Final = 1, 0
-"""When the messages of a shard expire, if nobody says so."""
+"""When the messages of a shard expire, if that is not known."""
 
 
 async def plan_root(
@@ -85,7 +87,7 @@ async def plan_root(
     objects = Objects.open(url, settings or StoreSettings())
     if await read_root(objects) is None:
         raise StoreAccessError(f"there is no root at {url}")
-    clock = await reading_clock(objects, clock or SystemClock())
+    clock = await reading_clock(objects, machine_clock(clock))
     loop = asyncio.get_running_loop()
     started = loop.time()
     async with AsyncExitStack() as stack:
@@ -142,12 +144,12 @@ class _Survey:
     async def run(self) -> None:
         for name in self._look.names():
             queue = self._look.queue(name)
-            expired = sum(one.expired(self._report.now_ms) for one in queue.state.window())
+            expired = sum(one.expired(self._report.now_ms) for one in queue.state.ready.window())
             self._report.count("expired entries", expired, name)
             await self._finished_entries(queue)
         for number in (_OWNERS_SHARD, *await ShardFiles(self._objects).live_shards()):
             async with AsyncExitStack() as stack:
-                shard = await _opened(stack, self._objects, f"messages/{number:05}")
+                shard = await _opened(stack, self._objects, messages_path(number))
                 if shard is not None:
                     await self._live_shard(number, shard)
         if self._queues is not None:
@@ -173,7 +175,9 @@ class _Survey:
     async def _bulk_shards(self, queues: DatabaseReader) -> None:
         async for bulk, is_past in self._bulk_to_look_at(queues):
             if is_past:
-                await self._expired_entries(Ids([Run(0, bulk.shard << 32, bulk.next_sequence, 0)]))
+                await self._expired_entries(
+                    Ids([Run(0, first_id_of(bulk.shard), bulk.next_sequence, 0)])
+                )
             elif not await self._expired_of_bulk(bulk):
                 continue
             self._past.add(bulk.shard)
@@ -195,7 +199,7 @@ class _Survey:
     async def _bulk_to_look_at(
         self, queues: DatabaseReader
     ) -> AsyncIterator[tuple[BulkShard, bool]]:
-        """Those that are due, and those of which nobody knows yet when they are.
+        """Those that are due, and those of which it is not known yet.
 
         Also whether all of a shard is known to be past.
         """
@@ -239,7 +243,7 @@ class _Survey:
         gone = 0
         try:
             async with AsyncExitStack() as stack:
-                shard = await _opened(stack, self._objects, f"messages/{bulk.shard:05}")
+                shard = await _opened(stack, self._objects, messages_path(bulk.shard))
                 if shard is None:
                     return False
                 async for runs in due_runs(shard, self._report.now_ms):
@@ -281,7 +285,7 @@ class _Survey:
     async def _how_many_expired(self, bulk_shard: int) -> int:
         try:
             async with AsyncExitStack() as stack:
-                shard = await _opened(stack, self._objects, f"messages/{bulk_shard:05}")
+                shard = await _opened(stack, self._objects, messages_path(bulk_shard))
                 return 0 if shard is None else await expired_of(shard, self._report.now_ms)
         except CorruptStoreError as error:
             logger.warning("bulk shard %d can't be looked into: %s", bulk_shard, error)
@@ -290,12 +294,12 @@ class _Survey:
     async def _whole_shard(self, shard: int, size_bytes: int) -> None:
         self._report.count("bulk shards", 1)
         self._report.row_bytes += size_bytes
-        self._report.blob_bytes += await self._objects.size_bytes(f"blobs/{shard:05}")
+        self._report.blob_bytes += await self._objects.size_bytes(blobs_path(shard))
 
     async def _objects_of(self, shard: int) -> None:
         """What is there of a shard that has no row."""
-        file_bytes = await self._objects.size_bytes(f"messages/{shard:05}")
-        blob_bytes = await self._objects.size_bytes(f"blobs/{shard:05}")
+        file_bytes = await self._objects.size_bytes(messages_path(shard))
+        blob_bytes = await self._objects.size_bytes(blobs_path(shard))
         self._report.count("bulk shards", file_bytes + blob_bytes > 0)
         self._report.blob_bytes += blob_bytes
 
@@ -317,10 +321,11 @@ class _Survey:
     async def _expired_entries(self, ids: Ids) -> None:
         for name in self._look.names():
             queue = self._look.queue(name)
-            if not queue.state.backlog.total:
+            if not queue.state.ready.backlog.total:
                 continue
             for first, last in ids.spans(BACKLOG_GAP):
-                found = await queue.backlog_between(first, last)
+                async with queue.reading() as indexes:
+                    found = await indexes.backlog_between(first, last)
                 expired = sum(one.expired(self._report.now_ms) for one in found)
                 self._report.count("expired entries", expired, name)
 
@@ -329,10 +334,12 @@ class _Survey:
         floor = await read_floor(self._queues, queue.queue_id)
         now, state = self._report.now_ms, queue.state
         since = queue.options.done_since(now)
-        done = [(state.done_bucket, DoneMessages.decode(state.done_record()).messages)]
+        done = [
+            (state.finished.done_bucket, DoneMessages.decode(state.finished.done_record()).messages)
+        ]
         start = floor.done_bucket
         while True:
-            sealed = await queue.oldest_done(start, BUCKETS_AT_ONCE)
+            sealed = await queue.finished.oldest_done(start, BUCKETS_AT_ONCE)
             past = past_buckets([(number, one.messages) for number, one in sealed], since)
             self._report.count("done entries", len(past.forgotten), queue.name)
             if len(sealed) < BUCKETS_AT_ONCE or past.oldest_kept is not None:
@@ -340,10 +347,16 @@ class _Survey:
             start = sealed[-1][0] + 1
         self._report.count("done entries", len(past_buckets(done, since).forgotten), queue.name)
         since = queue.options.failed_since(now)
-        failed = [(state.failed_bucket, FailedMessages.decode(state.failed_record()).messages)]
+        failed = [
+            (
+                state.finished.failed_bucket,
+                FailedMessages.decode(state.finished.failed_record()).messages,
+            )
+        ]
         start = floor.failed_bucket
         while True:
-            lost = await queue.oldest_failed(start, BUCKETS_AT_ONCE)
+            async with queue.reading() as indexes:
+                lost = await indexes.oldest_failed(start, BUCKETS_AT_ONCE)
             past = past_buckets([(number, one.messages) for number, one in lost], since)
             self._forget_failures(queue, past)
             if len(lost) < BUCKETS_AT_ONCE or past.oldest_kept is not None:
@@ -357,7 +370,7 @@ class _Survey:
             FailureKey(queue_id=queue.queue_id, message_id=one) for one in past.forgotten
         )
 
-    # --- what nobody needs ------------------------------------------------------------------------
+    # --- what is not needed any more --------------------------------------------------------------
 
     async def _orphans(self, number: int, shard: DatabaseReader) -> None:
         after: str | None = first_name((await read_position(shard)).blob_id)
@@ -391,7 +404,7 @@ class _Survey:
             counted = not_expired(gone, self._report.now_ms)
             self._report.count("finished messages", len(counted))
         # A kill may have left blobs of messages that are gone.
-        first_id = number << 32
+        first_id = first_id_of(number)
         async for blobs in blobs_between(shard, first_id | first, (first_id | behind) - 1):
             blob_ids = [
                 blob_id

@@ -12,12 +12,12 @@ from odq_compactor.plan import Ids, Run, batches, expired_runs, parts
 from odq_compactor.queues import expire_in_backlogs
 from odq_compactor.report import RetentionReport
 from odq_encodings import ExpiredEntries, ExpiredEntriesKey, encode_expiry_key
-from opendata_queue.engine import OwnedStores
-from opendata_queue.errors import OdqError
-from opendata_queue.shard_readers import is_not_there
+from opendata_queue.log.readers import is_not_there
+from opendata_queue.model.errors import OdqError
 from opendata_queue.store import DatabaseReads
+from opendata_queue.systems.engine import OwnedStores
 
-# So late may be seen what had a short life: its writer must learn that nobody needs it.
+# Messages with a short life may be seen so late: their writer must learn that no queue has them.
 _LATE_MS: Final = 60_000
 _FAR_AWAY_MS: Final = (1 << 63) - 1
 
@@ -40,8 +40,8 @@ class _Reached:
 class FollowedEntries:
     """Takes expired messages of other writers' shards out of backlogs.
 
-    It goes by their expiry rows, from where it was the last time: so what is not due costs nothing,
-    whoever writes the shard may delete the rows as soon as the store says that we were there.
+    It goes by their expiry rows, from where it was the last time, so what is not due costs nothing.
+    The writer of the shard may delete the rows as soon as the store says that we were there.
     """
 
     def __init__(self, stores: OwnedStores, options: CompactorOptions) -> None:
@@ -69,7 +69,7 @@ class FollowedEntries:
     ) -> None:
         """Take out what is past its time. A run that is not all routed is left for later.
 
-        What expired up to ``again_ms`` before the last look is looked at again.
+        What expired up to ``again_ms`` before the last time is read again.
         """
         reached = await self._known(shard)
         now = report.now_ms
@@ -126,7 +126,7 @@ class FollowedEntries:
         return reached
 
     async def _reach(self, shard: int, deadline: int, something: bool) -> None:
-        """Remember how far it is; in the store only if somebody has to know."""
+        """Remember how far it is; in the store only if the writer of the shard has to know."""
         reached = self._reached[shard]
         if deadline <= reached.deadline:
             return

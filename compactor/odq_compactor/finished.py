@@ -32,14 +32,15 @@ from odq_encodings import (
     encode_metadata_log_key,
     message_metadata_fields,
 )
-from opendata_queue.message_rows import put_expiry
-from opendata_queue.queue_store import QueueStore
-from opendata_queue.routing import retention_deadline
-from opendata_queue.shard import MAX_MESSAGES_AT_ONCE, MessageShard
+from opendata_queue.log.rows import put_expiry
+from opendata_queue.log.writer import MAX_MESSAGES_AT_ONCE, MessageShard
+from opendata_queue.model.ids import SEQUENCE_BITS, SEQUENCE_MASK, message_id_of
+from opendata_queue.queues.store import QueueStore
+from opendata_queue.routing.router import retention_deadline
 from opendata_queue.store import DatabaseReads, Row, Rows
 
 _OPTIONS_KEY: Final = SystemOptionsKey().encode()
-_SEQUENCE: Final = (1 << 32) - 1
+_SEQUENCE: Final = SEQUENCE_MASK
 
 
 async def deletes_when_done(database: DatabaseReads) -> bool:
@@ -52,7 +53,7 @@ async def deletes_when_done(database: DatabaseReads) -> bool:
 
 
 async def set_delete_when_done(queues: QueueStore, wanted: bool) -> None:
-    """Tell a system so; it counts from the next pass on."""
+    """Configure whether a system does; it counts from the next pass on."""
     committer = queues.committer
     await committer.room()
     flags = DELETE_WHEN_DONE if wanted else 0
@@ -110,7 +111,7 @@ async def live_ids(
     """
     live = LiveIds()
     async for message_id in waiting_ids(database, pace, forgotten=forgotten):
-        if message_id >> 32 == shard:
+        if message_id >> SEQUENCE_BITS == shard:
             live.add(message_id & _SEQUENCE)
     key = CursorKey(shard=shard).encode()
     cursor = await database.get(key)
@@ -132,7 +133,7 @@ def deadlines_of(
         sequence = int.from_bytes(key[-8:], "big")
         if sequence not in live:
             fields = database.decode(message_metadata_fields, key, value)
-            gone[shard << 32 | sequence] = retention_deadline(fields[2], fields[4])
+            gone[message_id_of(shard, sequence)] = retention_deadline(fields[2], fields[4])
     return gone
 
 
@@ -185,10 +186,10 @@ class FinishedMessages:
             return
         before = await read_finished(self._home.database, self._number)
         waiting = sum(
-            queue.state.available
-            + queue.state.scheduled
-            + queue.state.in_flight
-            + queue.state.failed
+            len(queue.state.ready)
+            + queue.state.schedule.count
+            + len(queue.state.in_flight)
+            + queue.state.finished.failed
             for queue in queues.queues()
         )
         if not anyway and not sweep_is_due(
@@ -255,7 +256,7 @@ class FinishedMessages:
         """Delete all others; false if a queue that begins in the past came in between."""
         database = self._shard.database
         first, end = encode_metadata_log_key(start), encode_metadata_log_key(behind)
-        first_id = self._number << 32
+        first_id = self._number << SEQUENCE_BITS
         async for chunk in self._pace.each(database.scan(first, end)):
             gone = deadlines_of(database, self._number, chunk, live)
             if gone and not await self._delete_some(gone, report):

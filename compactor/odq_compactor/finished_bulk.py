@@ -14,11 +14,11 @@ from odq_compactor.options import CompactorOptions
 from odq_compactor.pace import Pace
 from odq_compactor.report import RetentionReport
 from odq_encodings import FINISHED, BulkShard, BulkShardKey, FailureKey, RecordType
-from opendata_queue.engine import OwnedStores
-from opendata_queue.errors import OdqError
-from opendata_queue.shard_files import is_bulk
+from opendata_queue.model.errors import OdqError
+from opendata_queue.model.ids import SEQUENCE_BITS, is_bulk
+from opendata_queue.queues.queue import StoredQueue
 from opendata_queue.store import DatabaseReads
-from opendata_queue.stored_queue import StoredQueue
+from opendata_queue.systems.engine import OwnedStores
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +42,11 @@ async def finished_shards(
 ) -> AsyncIterator[FinishedShard]:
     """The shards that a snapshot of the queue store needs nothing of, in their order.
 
-    Entries that have expired hold nothing back: nobody will get their messages.
+    Entries that have expired hold nothing back: their messages are not handed out any more.
     """
     start, end = BulkShardKey(number=0).encode(), RecordType.BULK_JOB.prefix
     waiting = waiting_ids(database, pace, now=now, forgotten=forgotten)
-    wanted = {one >> 32 async for one in waiting if is_bulk(one >> 32)}
+    wanted = {one >> SEQUENCE_BITS async for one in waiting if is_bulk(one >> SEQUENCE_BITS)}
     async for chunk in database.scan(start, end):
         for key, value in chunk:
             row = database.decode(BulkShard.decode, key, value)
@@ -109,6 +109,6 @@ class FinishedBulk:
         except OdqError as error:
             if not is_lost(error):
                 raise
-            # No queue needs it, so it goes; but nobody can say how much of it had expired.
+            # No queue needs it, so it goes; how much of it had expired is not known.
             logger.error("bulk shard %d is lost, and finished: %s", shard, error)
             return 0

@@ -1,4 +1,4 @@
-"""Passes beside a process that publishes into a live shard of its own (RFC 0008, RFC 0010)."""
+"""Passes in the background of a publisher, for its own live shard (RFC 0008, RFC 0010)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from odq_compactor.positions import Position
 from odq_compactor.report import RetentionReport
 from odq_compactor.space import free_space
 from odq_encodings import Cursor, CursorKey
-from opendata_queue.ingest import Ingest
+from opendata_queue.model.ids import SHARD_SEQUENCES
+from opendata_queue.model.paths import QUEUES_PATH
 from opendata_queue.store import DatabaseReader, DatabaseReads
+from opendata_queue.systems.ingest import Ingest
 
-_QUEUES: Final = "queues/00000"
-_EVERYTHING: Final = 1 << 32
+_QUEUES: Final = QUEUES_PATH
+_EVERYTHING: Final = SHARD_SEQUENCES
 
 
 class IngestRetention(Passes):
-    """Looks after the rows and blobs of the shard that an ingest process writes.
+    """Removes expired rows and blobs of the shard that an ingest process writes.
 
     Queues are the business of their owner. The queue store says how far it is with the messages of
     this shard: what it may still need is left alone. It is read only when there is something to do.
@@ -101,7 +103,7 @@ async def cursor_of(queues: DatabaseReads, shard: int) -> int:
 
 
 def look_after_shard(ingest: Ingest, options: CompactorOptions | None = None) -> IngestRetention:
-    """Have retention run beside a publisher until it is closed, and show what it does."""
+    """Run retention in the background of a publisher until it is closed, and show what it does."""
     retention = IngestRetention(ingest, options)
     ingest.run_beside(retention.run_for_ever(), retention.totals.figures)
     return retention

@@ -25,16 +25,18 @@ from odq_encodings import (
     encode_metadata_log_key,
     encode_payload_key,
 )
-from opendata_queue.queue_store import QueueStore
-from opendata_queue.shard import MessageShard
+from opendata_queue.log.writer import MessageShard
+from opendata_queue.model.ids import SEQUENCE_MASK
+from opendata_queue.model.paths import blobs_path
+from opendata_queue.queues.store import QueueStore
 from opendata_queue.store import DatabaseReads, Objects, Rows
 
 RUNS_AT_ONCE: Final = 1_000
 BLOBS_AT_ONCE: Final = 1_000
 _REQUESTS_AT_ONCE: Final = 16
 EARLIEST_MS: Final = -(1 << 63)
-_SEQUENCE: Final = (1 << 32) - 1
-# Blobs are few: looking through the ids between two runs costs less than another scan.
+_SEQUENCE: Final = SEQUENCE_MASK
+# Blobs are few: reading over the ids between two runs costs less than another scan.
 _BLOB_GAP: Final = 100_000
 
 
@@ -110,7 +112,7 @@ class OrphanLook:
     """Their ids and sizes."""
 
     last_blob: bytes | None
-    """No blob up to this one has to be looked at again; none if there was none to look at."""
+    """No blob up to this one has to be checked again; none if there was none to check."""
 
     more_after: str | None
     """Behind which name to go on; none if nothing behind it is old enough."""
@@ -119,8 +121,8 @@ class OrphanLook:
 async def orphans_after(
     database: DatabaseReads, objects: Objects, shard: int, after: str, *, now: int, age_ms: int
 ) -> OrphanLook:
-    """Look at the next blobs behind a name that are old enough."""
-    listed = await objects.list_from(f"blobs/{shard:05}", after, BLOBS_AT_ONCE)
+    """Check the next blobs behind a name that are old enough."""
+    listed = await objects.list_from(blobs_path(shard), after, BLOBS_AT_ONCE)
     old, young_ones_follow = old_blobs(listed, now=now, age_ms=age_ms)
     found = await database.get_many([BlobReferenceKey(blob_id=one).encode() for one, _ in old])
     is_all = young_ones_follow or len(listed) < BLOBS_AT_ONCE
@@ -132,7 +134,7 @@ async def orphans_after(
 
 
 def first_name(blob_id: bytes) -> str:
-    """The name behind which blobs have not been looked at, given the last one that was."""
+    """The name behind which blobs were not checked yet, given the last one that was."""
     return blob_id.hex() if any(blob_id) else ""
 
 
@@ -148,11 +150,11 @@ async def size_of_blobs(objects: Objects, shard: int, blob_ids: Sequence[bytes])
 
 
 def _path(shard: int, blob_id: bytes) -> str:
-    return f"blobs/{shard:05}/{blob_id.hex()}"
+    return f"{blobs_path(shard)}/{blob_id.hex()}"
 
 
 class ShardRetention:
-    """Looks after the messages of one shard that this process writes.
+    """Removes expired messages of one shard that this process writes.
 
     Without the queue store it is up to another process to take them out of queues before.
     """
@@ -269,7 +271,7 @@ class ShardRetention:
                 more = await self._collect_some(more, report)
 
     async def _collect_some(self, after: str, report: RetentionReport) -> str | None:
-        """Look at some blobs behind a name; where to go on, if there is more to look at."""
+        """Check some blobs behind a name; where to go on, if there are more."""
         look = await orphans_after(
             self._shard.database,
             self._objects,

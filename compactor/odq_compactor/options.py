@@ -1,12 +1,12 @@
-"""What the compactor may be told."""
+"""How the compactor is configured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from opendata_queue.errors import InvalidInputError
-from opendata_queue.shard_files import COMMITTED_WITHIN_MS
+from opendata_queue.model.errors import InvalidInputError
+from opendata_queue.root.shard_files import COMMITTED_WITHIN_MS
 
 DAY_MS: Final = 24 * 3_600_000
 _LEAST_BULK_KEPT_MS: Final = COMMITTED_WITHIN_MS + DAY_MS
@@ -35,7 +35,7 @@ class CompactorOptions:
     """How old a blob without a message must be. Its message may be on its way."""
 
     sweep_interval_ms: int = 3_600_000
-    """How often to look for orphans, and for finished messages even if there are few."""
+    """How often to search for orphans, and for finished messages even if there are few."""
 
     bulk_kept_ms: int = 7 * DAY_MS
     """How long commits of bulk jobs are kept, and shards that no job has committed (RFC 0009).

@@ -35,7 +35,7 @@ class Pace:
         self._seen_to = seen_to + loop.time() - started
 
     async def each(self, source: AsyncIterator[T]) -> AsyncIterator[T]:
-        """What comes from somewhere: to get the next one is a piece of work each time."""
+        """The items of an iterator: getting each one is a piece of work, with its rest."""
         while True:
             async with self.work():
                 try:

@@ -1,4 +1,4 @@
-"""Passes, one after the other, beside a process that has other things to do."""
+"""Passes, one after the other, in the background of a process that serves callers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 
 from odq_compactor.options import CompactorOptions
 from odq_compactor.report import RetentionReport, RetentionTotals
-from opendata_queue.clock import Clock
-from opendata_queue.errors import ClosedError, FencedError, OdqError
+from opendata_queue.model.clock import Clock
+from opendata_queue.model.errors import ClosedError, FencedError, OdqError
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Passes(ABC):
     async def run_for_ever(self) -> None:
         """Make passes until they are cancelled. What fails is tried again in the next one.
 
-        It rests before the first one: who opens a root for a moment has no time for it.
+        It rests before the first one: a process that opens a root for a moment needs none.
         """
         clock = self._machine
         while True:
@@ -35,7 +35,7 @@ class Passes(ABC):
             try:
                 await self.run_once()
             except (FencedError, ClosedError) as error:
-                logger.info("retention has stopped: %s", error)  # whoever calls gets it too
+                logger.info("retention has stopped: %s", error)  # callers get it, too
                 return
             except OdqError as error:
                 self.totals.failures += 1

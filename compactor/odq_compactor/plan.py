@@ -17,6 +17,7 @@ from odq_encodings import (
     Finished,
     RetentionPosition,
 )
+from opendata_queue.model.ids import SHARD_SEQUENCES
 
 Entry = DoneMessage | FailedMessage
 
@@ -25,7 +26,7 @@ WORTH_A_PART: Final = 3
 """A database is rewritten when one in so many of its bytes, or more, can be freed."""
 
 _WORTH_BYTES: Final = 1024 * 1024
-_SEQUENCES: Final = 1 << 32
+_SEQUENCES: Final = SHARD_SEQUENCES
 _MADE_AT_BYTES: Final = 6
 
 
@@ -68,7 +69,7 @@ def without(run: Run, gone: Container[int]) -> list[Run]:
 
 
 def parts(run: Run, messages: int) -> list[Run]:
-    """A run in parts of so many messages at most, for those who care for its ids alone."""
+    """A run in parts of so many messages at most, for callers that need its ids alone."""
     return [
         run._replace(first_id=first, messages=min(messages, run.last_id + 1 - first), size_bytes=0)
         for first in range(run.first_id, run.last_id + 1, messages)
@@ -190,7 +191,7 @@ def _blob_id(name: str) -> bytes | None:
 def sweep_is_due(
     before: Finished | None, *, routed_up_to: int, live: int, now: int, every_ms: int
 ) -> bool:
-    """Whether to look for finished messages: if as many may be finished as would be left."""
+    """Whether to search for finished messages: if as many may be finished as would be left."""
     if before is None:
         return routed_up_to > 0
     there = before.messages_left + routed_up_to - before.next_sequence

@@ -40,8 +40,8 @@ class Position:
         self.record = record
         self.freeable = Freeable(record)
         self.due_from = record.passed_at - _LAGGING_MS
-        """No expiry row has an earlier deadline. What is gone leaves tombstones, and nobody wades
-        through them in every pass."""
+        """No expiry row has an earlier deadline. What is gone leaves tombstones, and a pass need
+        not read them again."""
 
     @classmethod
     async def load(cls, store: Written) -> Position:

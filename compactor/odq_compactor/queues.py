@@ -13,11 +13,11 @@ from odq_compactor.pace import Pace
 from odq_compactor.plan import Ids, PastBuckets, past_buckets
 from odq_compactor.report import RetentionReport
 from odq_encodings import RetentionFloor, RetentionFloorKey
-from opendata_queue.errors import QueueNotFoundError
-from opendata_queue.queue_options import FOR_EVER_MS
-from opendata_queue.queue_store import QueueStore
+from opendata_queue.model.errors import QueueNotFoundError
+from opendata_queue.model.options import FOR_EVER_MS
+from opendata_queue.queues.queue import StoredQueue
+from opendata_queue.queues.store import QueueStore
 from opendata_queue.store import DatabaseReads
-from opendata_queue.stored_queue import StoredQueue
 
 BUCKETS_AT_ONCE: Final = 16
 QUEUES_AT_ONCE: Final = 100
@@ -45,7 +45,7 @@ async def expire_in_backlogs(
     changed = False
     spans = ids.spans(BACKLOG_GAP)
     for queue in queues.queues():
-        if queue.state.backlog.total:
+        if queue.state.ready.backlog.total:
             for start in range(0, len(spans), SPANS_AT_ONCE):
                 some = spans[start : start + SPANS_AT_ONCE]
                 try:
@@ -53,7 +53,7 @@ async def expire_in_backlogs(
                         changed |= await _expire_in_backlog(queues, queue, some, report)
                 except QueueNotFoundError:  # deleted meanwhile
                     break
-    if changed:  # durable before whatever told us of them is gone
+    if changed:  # durable before the expiry rows that led to them are gone
         await queues.all_durable()
 
 
@@ -65,11 +65,11 @@ async def _expire_in_backlog(
 ) -> bool:
     changed = False
     for first, last in spans:
-        if not any(start <= last for _, start, _ in queue.state.backlog.ranges()):
+        if not any(start <= last for _, start, _ in queue.state.ready.backlog.ranges()):
             continue
-        async with queue.reading:
+        async with queue.reading() as indexes:
             await queues.committer.room()
-            found = await queue.backlog_between(first, last)
+            found = await indexes.backlog_between(first, last)
             queue.check()
             expired = [message for message in found if message.expired(report.now_ms)]
             if expired:
@@ -91,7 +91,7 @@ class _Known:
 
 
 class QueueRetention:
-    """Looks after the queues of an owner."""
+    """Removes expired entries from the queues of an owner."""
 
     def __init__(self, queues: QueueStore, options: CompactorOptions) -> None:
         self._queues = queues
@@ -124,7 +124,7 @@ class QueueRetention:
         ]
 
     async def _expire_window(self, queue: StoredQueue, report: RetentionReport) -> None:
-        if not any(one.expired(report.now_ms) for one in queue.state.window()):
+        if not any(one.expired(report.now_ms) for one in queue.state.ready.window()):
             return
         await self._queues.room_for(queue)
         expired = queue.state.expire_window(report.now_ms)
@@ -146,9 +146,9 @@ class QueueRetention:
         since = queue.options.done_since(report.now_ms)
         if since == FOR_EVER_MS:
             return
-        if queue.state.done_bucket:
+        if queue.state.finished.done_bucket:
             known = await self._knows(queue)
-            while known.floor.done_bucket < queue.state.done_bucket and (
+            while known.floor.done_bucket < queue.state.finished.done_bucket and (
                 known.oldest_done is None or known.oldest_done < since
             ):
                 async with self._pace.work():
@@ -167,14 +167,14 @@ class QueueRetention:
     ) -> bool:
         """One batch; whether there may be more."""
         await self._queues.all_durable()
-        sealed = await queue.oldest_done(known.floor.done_bucket, BUCKETS_AT_ONCE)
+        sealed = await queue.finished.oldest_done(known.floor.done_bucket, BUCKETS_AT_ONCE)
         past = past_buckets([(number, bucket.messages) for number, bucket in sealed], since)
         await self._queues.room_for(queue)
         for number in past.dropped:
-            queue.rewrite_done(number, ())
+            queue.finished.rewrite_done(number, ())
         if past.rewritten is not None:
             number, kept = past.rewritten
-            queue.rewrite_done(number, [entry.encode() for entry in kept])
+            queue.finished.rewrite_done(number, [entry.encode() for entry in kept])
         known.oldest_done = past.oldest_kept
         if past.forgotten:
             queue.state.forget_done(len(past.forgotten))
@@ -192,17 +192,17 @@ class QueueRetention:
         since = queue.options.failed_since(report.now_ms)
         if since == FOR_EVER_MS:
             return
-        if queue.state.failed_bucket:
+        if queue.state.finished.failed_bucket:
             known = await self._knows(queue)
-            while known.floor.failed_bucket < queue.state.failed_bucket and (
+            while known.floor.failed_bucket < queue.state.finished.failed_bucket and (
                 known.oldest_failed is None or known.oldest_failed < since
             ):
                 async with self._pace.work():
                     more = await self._forget_sealed_failed(queue, known, since, report)
                 if not more:
                     break
-        # Held like by whoever replays: each must find what the other has left.
-        async with queue.reading:
+        # Replays hold it, too: each must find what the other has left.
+        async with queue.reading():
             await self._queues.room_for(queue)
             forgotten = queue.state.trim_failed(since)
             if forgotten:
@@ -214,17 +214,17 @@ class QueueRetention:
         self, queue: StoredQueue, known: _Known, since: int, report: RetentionReport
     ) -> bool:
         """One batch; whether there may be more."""
-        async with queue.reading:
+        async with queue.reading() as indexes:
             await self._queues.all_durable()
-            sealed = await queue.oldest_failed(known.floor.failed_bucket, BUCKETS_AT_ONCE)
+            sealed = await indexes.oldest_failed(known.floor.failed_bucket, BUCKETS_AT_ONCE)
             past = past_buckets([(number, bucket.messages) for number, bucket in sealed], since)
             await self._queues.room_for(queue)
             for number in past.dropped:
-                queue.rewrite_failed(number, {})
+                indexes.rewrite_failed(number, {})
             if past.rewritten is not None:
                 number, kept = past.rewritten
-                queue.rewrite_failed(number, {one.message_id: one.encode() for one in kept})
-            # Somebody may replay the oldest one, but then only younger ones are left.
+                indexes.rewrite_failed(number, {one.message_id: one.encode() for one in kept})
+            # The oldest one may be replayed, but then only younger ones are left.
             known.oldest_failed = past.oldest_kept
             if past.forgotten:
                 queue.state.forget_failures(past.forgotten)
@@ -237,7 +237,7 @@ class QueueRetention:
         return len(sealed) == BUCKETS_AT_ONCE and past.oldest_kept is None
 
     async def _write_floor(self, queue: StoredQueue, known: _Known, floor: RetentionFloor) -> None:
-        queue.put_floor(floor)
+        queue.finished.put_floor(floor)
         queue.changed()
         await self._queues.committer.wait(self._queues.committer.commit())
         known.floor = floor

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from opendata_queue.store import Figure
+from opendata_queue.model.figures import Figure
 
 Kind = Literal[
     "expired messages",
@@ -109,7 +109,7 @@ class RetentionReport:
 
     @property
     def bytes_freed(self) -> int | None:
-        """By how much the root has shrunk, if it was weighed."""
+        """By how much the root has shrunk, if its size was measured."""
         if self.bytes_before is None or self.bytes_after is None:
             return None
         return self.bytes_before - self.bytes_after
@@ -117,7 +117,7 @@ class RetentionReport:
 
 @dataclass(kw_only=True, slots=True)
 class RetentionTotals:
-    """All passes of an owner since it started, for whoever watches it."""
+    """All passes of an owner since it started, for metrics."""
 
     removed: Counter[tuple[Kind, str | None]] = field(default_factory=Counter)
     blob_bytes: int = 0
@@ -140,7 +140,7 @@ class RetentionTotals:
             self.last_pass_at_ms = report.now_ms
 
     def figures(self) -> Iterator[Figure]:
-        """For Prometheus. Queues are not told apart: there may be thousands."""
+        """For Prometheus. Queues are counted together: there may be thousands."""
         for kind in REASONS:
             yield Figure(
                 name="odq_retention_removed",

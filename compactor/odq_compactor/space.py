@@ -9,13 +9,14 @@ from typing import Final
 
 from odq_compactor.positions import Position
 from odq_compactor.report import RetentionReport
-from opendata_queue.clock import Clock, SystemClock
-from opendata_queue.errors import StoreAccessError
-from opendata_queue.owner_files import QUEUES_ROLE, OwnerFiles, messages_role
-from opendata_queue.ownership import Verdict, judge
-from opendata_queue.shard_files import ShardFiles
+from opendata_queue.model.clock import Clock, machine_clock
+from opendata_queue.model.errors import StoreAccessError
+from opendata_queue.model.paths import QUEUES_PATH, messages_path
+from opendata_queue.root.descriptor import read_root
+from opendata_queue.root.owner_files import QUEUES_ROLE, OwnerFiles, messages_role
+from opendata_queue.root.ownership import Verdict, judge
+from opendata_queue.root.shard_files import ShardFiles
 from opendata_queue.store import Objects, StoreSettings, Upkeep
-from opendata_queue.system import read_root
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ async def free_space(
 ) -> None:
     """Have databases rewritten of which enough can be freed, or all of them.
 
-    Whoever is patient waits for a compaction of SlateDB's own to end, if there is one.
+    A ``patient`` caller waits for a compaction of SlateDB's own to end, if there is one.
     """
     for position in positions:
         database = position.store.database
@@ -60,10 +61,10 @@ async def _rewrite(position: Position, now: int, *, patient: bool) -> bool:
 
 
 async def shorten_replay(upkeep: Upkeep, position: Position) -> None:
-    """Let the next ones who open a database not read all that was written by those before them.
+    """Spare the next open of a database reading all that was written by those before it.
 
-    Each open writes a WAL file, and whoever opens it reads those since the last flush: so passes
-    that find nothing to do would cost more and more.
+    Each open writes a WAL file, and reads those since the last flush: so passes that find nothing
+    to do would cost more and more.
     """
     if await upkeep.wal_files() > _REPLAYED_AT_MOST:
         await position.write()  # nothing is flushed if nothing was written
@@ -73,7 +74,7 @@ async def shorten_replay(upkeep: Upkeep, position: Position) -> None:
 async def collect_garbage(
     positions: Iterable[Position], report: RetentionReport, *, kept_ms: int
 ) -> None:
-    """Wait until replaced files are old enough, and remove them: nobody else reads them."""
+    """Wait until replaced files are old enough, and remove them: no other process reads them."""
     if report.rewritten:
         await asyncio.sleep(kept_ms / 1000)
     for position in positions:
@@ -85,9 +86,9 @@ async def free_space_beside(
 ) -> RetentionReport:
     """Free space of the databases of a root that processes serve, and remove nothing else.
 
-    Those processes do the work of compactions. A database that nobody has open is left out.
+    Those processes do the work of compactions. A database that no process has open is left out.
     """
-    clock = clock or SystemClock()
+    clock = machine_clock(clock)
     objects = Objects.open(url, settings or StoreSettings())
     if await read_root(objects) is None:
         raise StoreAccessError(f"there is no root at {url}")
@@ -96,8 +97,8 @@ async def free_space_beside(
     report = RetentionReport(now_ms=clock.now_ms())
     report.bytes_before = await objects.size_bytes()
     shards = [0, *await ShardFiles(objects).live_shards()]
-    paths = {"queues/00000": QUEUES_ROLE}
-    paths |= {f"messages/{shard:05}": messages_role(shard) for shard in shards}
+    paths = {QUEUES_PATH: QUEUES_ROLE}
+    paths |= {messages_path(shard): messages_role(shard) for shard in shards}
     served = 0
     for path, role in paths.items():
         if judge(await OwnerFiles(objects, role).newest(), clock) is Verdict.GONE:

@@ -36,7 +36,7 @@ def encode_count(count: int, *, record: str, field: str) -> bytes:
 def join_array(
     elements: Collection[bytes], *, record: str, field: str, element_size: int | None = None
 ) -> bytes:
-    """An array made of elements that are encoded already: one join, no element is looked at.
+    """An array made of elements that are encoded already: one join, no element is checked.
 
     With ``element_size`` the sum of the sizes is checked. That finds an entry of another size, not
     two that make up for each other.

@@ -6,7 +6,7 @@ The bytes of a record are those of its columns, one after the other. A column is
 - ``Fixed``, if every record has as many,
 - ``Each``, if every record has its own.
 
-Whoever joins columns to records takes their word for it: there are as many as the others say.
+The code that joins columns to records does not check their lengths: the caller makes them equal.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class InspectedField:
 class Inspection:
     """The fields that could be read, and what stopped the reading, if anything did.
 
-    ``title`` says what kind of row it is from, if a key told.
+    ``title`` says what kind of row it is from, if that is known from a key.
     """
 
     record: str

@@ -76,7 +76,7 @@ class JournalRecord:
     """
 
     salt: int
-    """The same in all records of a file, and not to be guessed by whoever writes rows."""
+    """The same in all records of a file, and not to be guessed by those who choose the rows."""
     sequence: int
     flushed: int
     """Up to which sequence the database itself holds everything."""

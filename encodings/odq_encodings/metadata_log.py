@@ -118,7 +118,7 @@ def _instance_of(reader: Reader) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MessageMetadata(Record):
-    """All that is known of a message besides its payload.
+    """All that is known of a message, except its payload.
 
     Layout, little-endian: message id ``u64``, created at ``i64``, received at ``i64``, visible at
     ``i64``, retention in seconds ``u32`` (0 = for ever), header count ``u8``, then for each

@@ -121,7 +121,7 @@ def _expect_kind(reader: Reader, expected: PayloadKind) -> None:
 
 
 def read_payload(reader: Reader) -> InlinePayload | UriPayload:
-    """A payload of either kind, told by its first byte."""
+    """A payload of either kind, as its first byte says."""
     if reader.data[:1] == _URI:
         return UriPayload.read(reader)
     return InlinePayload.read(reader)

@@ -98,7 +98,7 @@ class RetentionPosition(Record):
     """How far the compactor has come in a database.
 
     Layout, little-endian: passed at ``i64``, freed ``u64``, aging ``u64`` bytes, aged at ``i64``;
-    then the last blob that was looked at, 16 bytes.
+    then the last blob that was checked, 16 bytes.
     """
 
     passed_at: int

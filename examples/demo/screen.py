@@ -86,7 +86,7 @@ class PlainScreen(Screen):
 
     def tell(self, sign: str, queue: str, text: str) -> None:
         with self._lock:
-            # All that goes well would be hundreds of lines; some are enough to see how it looks.
+            # All that goes well would be hundreds of lines: the first two of each kind are enough.
             told = self._told[sign + queue] = self._told.get(sign + queue, 0) + 1
         if sign in "✗!" or told <= 2:
             self._print(f"  {sign} {queue}: {text}")

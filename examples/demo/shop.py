@@ -39,7 +39,7 @@ FILTERS: Final = {
 }
 
 Tell = Callable[[str, str, str], None]
-"""Told the sign, the queue and the text of what has happened."""
+"""Called with the sign, the queue and the text of what has happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Ledger:
         )
 
     def settled(self) -> bool:
-        """Whether all is done, but for what is poison until somebody helps."""
+        """Whether all is done, except what is poison until ``replay_the_dead``."""
         with self.lock:
             done = sum(map(len, self.done.values()))
         due = sum(len(event.queues) for event in self.published.values())

@@ -10,25 +10,25 @@ from typing import Annotated
 import typer
 
 from opendata_queue import __version__
-from opendata_queue.cli.bench import bench
+from opendata_queue.cli.bench.command import bench
 from opendata_queue.cli.common import Commands, flow_help
 from opendata_queue.cli.compact import compact
 from opendata_queue.cli.consume import consume
-from opendata_queue.cli.doctor import doctor
+from opendata_queue.cli.doctor.command import doctor
+from opendata_queue.cli.doctor.repair import repair
 from opendata_queue.cli.failed import app as failed_app
 from opendata_queue.cli.filter import app as filter_app
 from opendata_queue.cli.hosts import take_hosts
 from opendata_queue.cli.init import init
-from opendata_queue.cli.inspect_live import app as inspect_app
+from opendata_queue.cli.inspect.root import app as inspect_app
 from opendata_queue.cli.messages import app as messages_app
 from opendata_queue.cli.publish import publish
 from opendata_queue.cli.queues import app as queues_app
-from opendata_queue.cli.repair import repair
-from opendata_queue.cli.serve import serve
+from opendata_queue.cli.serve.command import serve
+from opendata_queue.cli.serve.tailer import tailer
 from opendata_queue.cli.spark import app as spark_app
-from opendata_queue.cli.tailer import tailer
 from opendata_queue.cli.token import token
-from opendata_queue.harmless import HarmlessLines
+from opendata_queue.model.safe_text import HarmlessLines
 
 app = typer.Typer(
     name="odq",

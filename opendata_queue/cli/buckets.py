@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from opendata_queue.errors import StoreAccessError
+from opendata_queue.model.errors import StoreAccessError
 from opendata_queue.store import S3Access
 
 _HOME_REGION: Final = "us-east-1"  # the one that must not be named

@@ -22,22 +22,23 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from opendata_queue.api.sync import System
 from opendata_queue.cli.hosts import given_hosts
-from opendata_queue.errors import (
+from opendata_queue.filters import FilterError
+from opendata_queue.http.token_hosts import TokenHosts
+from opendata_queue.model.clock import SystemClock
+from opendata_queue.model.errors import (
     InvalidInputError,
     OdqError,
     QueueNotFoundError,
     StoreAccessError,
     StoreUnavailableError,
 )
-from opendata_queue.filters import FilterError
-from opendata_queue.harmless import harmless, json_text
+from opendata_queue.model.safe_text import harmless, json_text
 from opendata_queue.opening import open as open_system
-from opendata_queue.owner_files import find_broker
+from opendata_queue.root.descriptor import SystemDescriptor, read_root
+from opendata_queue.root.owner_files import find_broker
 from opendata_queue.store import Location, Objects, StoreKind, StoreSettings
-from opendata_queue.sync import System
-from opendata_queue.system import SystemDescriptor, read_root
-from opendata_queue.token_hosts import TokenHosts
 
 T = TypeVar("T")
 
@@ -100,7 +101,7 @@ class Commands(TyperGroup):
             raise typer.Exit(exit_code_of(error)) from None
         except OSError as error:
             if error.errno == errno.EPIPE:
-                raise  # whoever read our output has seen enough
+                raise  # the reader of our output has ended
             _say_failure(ctx, _reason(error), error)
             raise typer.Exit(FAILED) from None
         except Exception as error:
@@ -190,7 +191,7 @@ def system_at(store: str | None, token: str | None) -> Iterator[System]:
 
 @contextmanager
 def look_at(store: str | None, token: str | None) -> Iterator[System]:
-    """The system that was asked for, to look only: whoever serves it is not disturbed."""
+    """The system that was asked for, to read only: its owner is not disturbed."""
     url = url_of(store)
     _be_quiet()
     with _connected(url, token) if is_remote(url) else _looked_at(url) as system:
@@ -199,7 +200,7 @@ def look_at(store: str | None, token: str | None) -> Iterator[System]:
 
 def _be_quiet() -> None:
     # How fast a commit is made is nothing that a person at a terminal can do anything about.
-    logging.getLogger("opendata_queue.store.batch_writer").setLevel(logging.ERROR)
+    logging.getLogger("opendata_queue.store.rows.writer").setLevel(logging.ERROR)
 
 
 def _looked_at(url: str) -> System:
@@ -218,7 +219,7 @@ def _opened(url: str, token: str | None) -> System:
     asyncio.run(check_root(url))
     address = asyncio.run(find_broker(url, settings=_SETTINGS))
     if address is not None and is_remote(address):
-        # A file in the store says so: who can write one must not get the token for it.
+        # A file in the store says so: an attacker who can write one must not get the token.
         TokenHosts(given_hosts(), broker=None, token=bool(token)).check(address, said_by=url)
         try:
             system = _connected(address, token)
@@ -300,6 +301,15 @@ def duration_seconds(text: str | int) -> int:
     if milliseconds % 1_000:
         raise typer.BadParameter(f"{text!r} is not a whole number of seconds")
     return milliseconds // 1_000
+
+
+def moment_ms(text: str | int) -> int:
+    """A time from milliseconds since 1970, or from a duration like 2h that ends now."""
+    if isinstance(text, int):
+        return text
+    if text.isdigit() and text.isascii():
+        return int(text)
+    return max(0, SystemClock().now_ms() - duration_ms(text))
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:

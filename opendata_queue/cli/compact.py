@@ -1,4 +1,4 @@
-"""``odq compact``: remove what is past its time from a root that nobody serves."""
+"""``odq compact``: remove what is past its time from a root without an owner."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ from opendata_queue.cli.common import (
     time_text,
     url_of,
 )
-from opendata_queue.errors import InvalidInputError, OdqError, OwnedError, StoreUnavailableError
+from opendata_queue.model.errors import (
+    InvalidInputError,
+    OdqError,
+    OwnedError,
+    StoreUnavailableError,
+)
 
 Once = Callable[[], Awaitable[RetentionReport]]
 Show = Callable[[RetentionReport], None]
@@ -173,7 +178,7 @@ def _fields(report: RetentionReport) -> list[tuple[str, object]]:
             ("bytes before", _size(report.bytes_before or 0)),
             ("bytes after", _size(report.bytes_after or 0)),
         ]
-        if report.bytes_freed >= 0:  # files that were replaced may be there beside the new ones
+        if report.bytes_freed >= 0:  # files that were replaced may be there along with the new ones
             fields.append(("bytes freed", _size(report.bytes_freed)))
     elif report.bytes_before is not None:
         fields.append(("bytes", _size(report.bytes_before)))

@@ -15,7 +15,7 @@ from typing import Annotated, BinaryIO, Final
 
 import typer
 
-from opendata_queue.cli.command import Command
+from opendata_queue.api.sync import Consumer, System
 from opendata_queue.cli.common import (
     FAILED,
     NOTHING_THERE,
@@ -32,9 +32,9 @@ from opendata_queue.cli.common import (
     write_out,
 )
 from opendata_queue.cli.json_messages import json_line, message_as_json
-from opendata_queue.errors import InvalidInputError
-from opendata_queue.messages import ClaimedMessage, StoredMessage
-from opendata_queue.sync import Consumer, System
+from opendata_queue.cli.message_command import Command
+from opendata_queue.model.errors import InvalidInputError
+from opendata_queue.model.messages import ClaimedMessage, StoredMessage
 
 _BATCH: Final = 100
 _LOOK: Final = 10
@@ -188,7 +188,7 @@ class _Printer:
         try:
             self._put(message)
         except OSError:
-            # Nobody reads any more, or the disk is full: the message is not to blame.
+            # The reader has ended, or the disk is full: the message is not to blame.
             loop.release()
             raise
         self.count += 1

@@ -24,8 +24,8 @@ from opendata_queue.cli.common import (
     system_at,
     time_text,
 )
-from opendata_queue.errors import InvalidInputError
-from opendata_queue.interface import FailedMessage
+from opendata_queue.model.errors import InvalidInputError
+from opendata_queue.model.values import FailedMessage
 
 app = typer.Typer(
     help="Look at messages that were given up; make them available again, or forget them.",

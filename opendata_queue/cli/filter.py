@@ -10,7 +10,7 @@ import typer
 
 from opendata_queue.filters import Filter, FilterError, Header, SystemField, SystemFields
 from opendata_queue.filters.nodes import field_of, walk
-from opendata_queue.harmless import harmless
+from opendata_queue.model.safe_text import harmless
 
 app = typer.Typer(help="Check filters, and try them on messages.", no_args_is_help=True)
 

@@ -17,11 +17,11 @@ from opendata_queue.cli.common import (
     run,
     url_of,
 )
-from opendata_queue.cli.store_checks import describe
-from opendata_queue.clock import SystemClock
-from opendata_queue.errors import InvalidInputError, StoreAccessError
+from opendata_queue.cli.doctor.store import describe
+from opendata_queue.model.clock import SystemClock
+from opendata_queue.model.errors import AccessProblem, InvalidInputError, StoreAccessError
+from opendata_queue.root.descriptor import DESCRIPTOR_PATH, SystemDescriptor, open_root
 from opendata_queue.store import Abilities, StoreKind
-from opendata_queue.system import DESCRIPTOR_PATH, SystemDescriptor, open_root
 
 
 def init(
@@ -57,7 +57,7 @@ def init(
     try:
         descriptor, made, abilities = run(_make(root))
     except StoreAccessError as error:
-        if "bucket does not exist" in str(error):
+        if error.problem is AccessProblem.NO_BUCKET:
             error.add_note("--create-bucket makes it")
         raise
     told = {

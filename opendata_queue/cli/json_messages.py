@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from opendata_queue.cli.common import as_json_value
-from opendata_queue.errors import InvalidInputError
-from opendata_queue.harmless import json_text
-from opendata_queue.messages import NewMessage, StoredMessage
+from opendata_queue.model.errors import InvalidInputError
+from opendata_queue.model.messages import NewMessage, StoredMessage
+from opendata_queue.model.safe_text import json_text
 
 _NUMBERS: Final = ("delay_ms", "visible_at_ms", "created_at_ms", "retention_seconds")
 _TEXTS: Final = ("payload", "payload_base64", "payload_uri", "idempotency_key")
 _KNOWN: Final = frozenset((*_NUMBERS, *_TEXTS, "headers"))
-# What a claimed message has besides: publishing it again gives it new ones.
+# What only a claimed message has: publishing it again gives it new ones.
 _PASSED_OVER: Final = frozenset(
     {
         "message_id",
@@ -35,7 +35,7 @@ def message_as_json(message: StoredMessage) -> dict[str, Any]:
     shown: dict[str, Any] = as_json_value(message)
     payload = message.payload
     del shown["payload"]
-    shown.pop("receipt", None)  # of no use: whoever prints it settles it
+    shown.pop("receipt", None)  # of no use: the command that prints it settles it
     if payload is None:
         return shown
     del shown["payload_uri"]

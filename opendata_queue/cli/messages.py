@@ -1,8 +1,9 @@
-"""``odq messages``: look at messages, without claiming any."""
+"""``odq messages``: show messages, without claiming any."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from opendata_queue.cli.common import (
     as_json_value,
     complain,
     look_at,
+    moment_ms,
     note,
     print_fields,
     print_json,
@@ -28,9 +30,9 @@ from opendata_queue.cli.common import (
     write_out,
 )
 from opendata_queue.cli.json_messages import message_as_json
-from opendata_queue.errors import InvalidInputError
-from opendata_queue.interface import BrowsedState, MessageHistory, QueueEntry
-from opendata_queue.messages import PeekedMessage, StoredMessage
+from opendata_queue.model.errors import InvalidInputError
+from opendata_queue.model.messages import PeekedMessage, StoredMessage
+from opendata_queue.model.values import BrowsedState, FoundEntry, MessageHistory, QueueEntry
 
 app = typer.Typer(help="Look at messages, without claiming any.", no_args_is_help=True)
 
@@ -153,6 +155,88 @@ def browse(
         note(f"there is more: --after {page.next}")
 
 
+@app.command("find")
+def find(
+    queue: QueueName,
+    state: Annotated[
+        State, typer.Option(metavar="STATE", help=f"Where they are: {', '.join(State)}.")
+    ] = State.FAILED,
+    filter: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="EXPR", help="Those whose headers satisfy a filter."),
+    ] = None,
+    error: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Failed ones whose error has this text.")
+    ] = None,
+    consumer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Those that it has in flight, or failed with."),
+    ] = None,
+    since: Annotated[
+        int | None,
+        typer.Option(
+            metavar="WHEN",
+            parser=moment_ms,
+            help="Visible, claimed or finished then or later: a time in ms since 1970, or a "
+            "duration, like 2h, for the last two hours.",
+        ),
+    ] = None,
+    until: Annotated[
+        int | None,
+        typer.Option(metavar="WHEN", parser=moment_ms, help="The same, before that time."),
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="NEXT", help="Go on where the search before has ended.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=_PAGE, help="How many to find.")
+    ] = 100,
+    store: Store = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the messages of a queue that are in one state and satisfy conditions.
+
+    It goes on until it has found --limit of them, or has seen all. With --json it prints
+    {"entries": [], "next": …, "examined": …}, whose next is for --after. Exits with 3 if there
+    are none.
+
+    Examples:
+      odq messages find emails --error timeout --since 1h
+      odq messages find emails --state in_flight --consumer worker-7
+      odq messages find emails --state done --filter "type = 'order.created'" --json
+    """
+    entries: list[FoundEntry] = []
+    examined = 0
+    with look_at(store, token) as system:
+        while True:
+            page = system.find(
+                queue,
+                state.value,
+                filter=filter,
+                error=error,
+                consumer=consumer,
+                since_ms=since,
+                until_ms=until,
+                after=after,
+                limit=limit - len(entries),
+            )
+            entries += page.entries
+            examined += page.examined
+            after = page.next
+            if after is None or len(entries) == limit:
+                break
+    if as_json:
+        shown = [_entry_as_json(one) for one in entries]
+        print_json({"entries": shown, "next": after, "examined": examined})
+    elif entries:
+        _print_entries(entries, state, as_json=False)
+        if after is not None:
+            note(f"there may be more: --after {after}")
+    if not entries:
+        raise typer.Exit(NOTHING_THERE)
+
+
 def _payload(message: StoredMessage) -> bytes:
     if message.payload is None:
         raise InvalidInputError(
@@ -218,24 +302,29 @@ def _whereabouts(entry: QueueEntry) -> str:
 
 
 def _peeked_cells(message: PeekedMessage) -> list[object]:
-    headers = " ".join(f"{name}={value}" for name, value in message.headers)
     payload = message.payload_uri if message.payload is None else safe_text(message.payload[:200])
     return [
         message.message_id,
         message.priority,
         message.attempts,
         time_text(message.received_at_ms),
-        shortened(headers),
+        _headers_text(message.headers),
         shortened(payload or ""),
     ]
 
 
-def _print_entries(entries: tuple[QueueEntry, ...], state: State, as_json: bool) -> None:
+def _headers_text(headers: Iterable[tuple[str, str]]) -> str:
+    return shortened(" ".join(f"{name}={value}" for name, value in headers))
+
+
+def _print_entries(entries: Sequence[QueueEntry], state: State, as_json: bool) -> None:
     if as_json:
         for entry in entries:
             print_json(_entry_as_json(entry), line=True)
         return
     columns = _columns(state)
+    if entries and isinstance(entries[0], FoundEntry):
+        columns.append(("headers", "headers"))
     print_table(
         [title for title, _ in columns],
         [[_cell(entry, attribute) for _, attribute in columns] for entry in entries],
@@ -264,6 +353,8 @@ def _columns(state: State) -> list[tuple[str, str]]:
 
 def _cell(entry: QueueEntry, attribute: str) -> object:
     value = getattr(entry, attribute)
+    if attribute == "headers":
+        return _headers_text(value)
     if attribute.endswith("_ms"):
         return time_text(value)
     return shortened(value) if isinstance(value, str) else value

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from opendata_queue.api.sync import System
 from opendata_queue.cli.common import (
     AsJson,
     Store,
@@ -25,9 +26,8 @@ from opendata_queue.cli.common import (
     system_at,
 )
 from opendata_queue.cli.json_messages import message_of_line
-from opendata_queue.errors import InvalidInputError, OdqError
-from opendata_queue.messages import NewMessage
-from opendata_queue.sync import System
+from opendata_queue.model.errors import InvalidInputError, OdqError
+from opendata_queue.model.messages import NewMessage
 
 _MAX_LINE_BYTES: Final = 32 * 1024 * 1024
 _MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
@@ -273,7 +273,7 @@ def _numbered(source: BinaryIO, from_line: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _size_of(source: BinaryIO) -> int | None:
-    """None for a pipe, whose end nobody knows."""
+    """None for a pipe, whose end is not known."""
     try:
         return Path(source.name).stat().st_size
     except (AttributeError, OSError, TypeError):

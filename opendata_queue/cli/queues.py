@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from opendata_queue.api.sync import System
 from opendata_queue.cli.common import (
     AsJson,
     QueueName,
@@ -24,6 +25,7 @@ from opendata_queue.cli.common import (
     duration_seconds,
     duration_text,
     look_at,
+    moment_ms,
     plural,
     print_fields,
     print_json,
@@ -34,11 +36,9 @@ from opendata_queue.cli.common import (
     table_of,
     time_text,
 )
-from opendata_queue.clock import SystemClock
-from opendata_queue.errors import InvalidInputError
-from opendata_queue.interface import QueueInfo, QueueStats, Start
-from opendata_queue.queue_options import QueueOptions
-from opendata_queue.sync import System
+from opendata_queue.model.errors import InvalidInputError
+from opendata_queue.model.options import QueueOptions
+from opendata_queue.model.values import QueueInfo, QueueStats, Start
 
 app = typer.Typer(
     help="Make, change, watch and remove queues.",
@@ -98,13 +98,23 @@ Bucket = Annotated[int | None, typer.Option(help="How many done or failed ones m
 
 
 @app.command("list")
-def list_queues(store: Store = None, token: Token = None, as_json: AsJson = False) -> None:
-    """List all queues, and how many messages are where.
+def list_queues(
+    prefix: Annotated[str, typer.Option(help="Only queues whose names begin with it.")] = "",
+    after: Annotated[str, typer.Option(help="Only queues behind that name.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="No more than so many.")] = None,
+    store: Store = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List queues, and how many messages are where.
 
-    Example: odq queues list
+    Examples:
+      odq queues list
+      odq queues list --prefix shop/ --limit 100
     """
     with look_at(store, token) as system:
-        rows = [(name, system.stats(name)) for name in system.list_queues()]
+        names = system.list_queues(prefix=prefix, after=after, limit=limit)
+        rows = [(name, system.stats(name)) for name in names]
     if as_json:
         print_json([{"name": name, **asdict(stats)} for name, stats in rows])
     else:
@@ -372,9 +382,7 @@ def _changes(given: dict[str, Any]) -> dict[str, Any]:
 def _start(text: str) -> Start:
     if text in ("now", "beginning"):
         return text  # type: ignore[return-value]
-    if text.isdigit():
-        return int(text)
-    return max(0, SystemClock().now_ms() - duration_ms(text))
+    return moment_ms(text)
 
 
 def _show_info(info: QueueInfo, as_json: bool) -> None:

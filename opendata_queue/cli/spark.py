@@ -19,8 +19,8 @@ from opendata_queue.cli.common import (
     run,
     url_of,
 )
-from opendata_queue.clock import SystemClock
-from opendata_queue.errors import (
+from opendata_queue.model.clock import SystemClock
+from opendata_queue.model.errors import (
     InvalidInputError,
     OdqError,
     StoreAccessError,

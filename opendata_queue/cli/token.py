@@ -7,11 +7,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from opendata_queue.api.operation import ACTIONS
 from opendata_queue.cli.common import AsJson, duration_seconds, print_json, time_text
-from opendata_queue.clock import SystemClock
-from opendata_queue.errors import InvalidInputError, StoreAccessError
+from opendata_queue.model.clock import SystemClock
+from opendata_queue.model.errors import InvalidInputError, StoreAccessError
 
-_ACTIONS: Final = ("publish", "consume", "admin")
 _ALL: Final = "*"
 _MIN_SECRET_BYTES: Final = 32
 
@@ -23,7 +23,7 @@ def token(
     ] = None,
     actions: Annotated[
         list[str] | None,
-        typer.Option("--action", "-a", metavar="ACTION", help="publish, consume or admin."),
+        typer.Option("--action", "-a", metavar="ACTION", help="publish, consume, view or admin."),
     ] = None,
     subject: Annotated[
         str | None,
@@ -61,10 +61,12 @@ def token(
     """Make a token for a server, and print it.
 
     It says which namespaces its bearer may use and what they may do there. Without --action it may
-    publish and consume. Metrics, and queues of all namespaces, take --namespace '*' --action admin.
+    publish and consume. With view alone it sees queues and messages, and can't claim any. Metrics,
+    and queues of all namespaces, take --namespace '*' --action admin.
 
     Examples:
       odq token --namespace shop --expires 30d
+      odq token --namespace shop --action view
       odq token --namespace '*' --action admin --key-file private.pem
     """
     wanted = _names(namespaces)
@@ -97,8 +99,8 @@ def _names(namespaces: list[str] | None) -> list[str]:
 
 def _checked_actions(actions: list[str] | None) -> list[str]:
     for one in actions or ():
-        if one not in (*_ACTIONS, _ALL):
-            raise InvalidInputError(f"{one!r} is no action; there are {', '.join(_ACTIONS)}")
+        if one not in (*ACTIONS, _ALL):
+            raise InvalidInputError(f"{one!r} is no action; there are {', '.join(ACTIONS)}")
     return actions or ["publish", "consume"]
 
 

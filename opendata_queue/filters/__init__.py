@@ -7,7 +7,7 @@ batches and needs ``pyarrow``; all else does not.
 from opendata_queue.filters.compiled import PriorityFunction
 from opendata_queue.filters.errors import FilterError
 from opendata_queue.filters.filter import Filter
-from opendata_queue.filters.index import FilterIndex
+from opendata_queue.filters.index import Evaluation, FilterIndex
 from opendata_queue.filters.nodes import (
     And,
     Between,
@@ -32,7 +32,6 @@ from opendata_queue.filters.nodes import (
 )
 from opendata_queue.filters.validation import (
     MAX_DEPTH,
-    MAX_GAPPED_SEARCHES,
     MAX_NODES,
     MAX_PATTERN_CHARACTERS,
     MAX_SEARCHES,
@@ -43,7 +42,6 @@ from opendata_queue.filters.values import DEFAULT_PRIORITY, MAX_PRIORITY, PRIORI
 __all__ = [
     "DEFAULT_PRIORITY",
     "MAX_DEPTH",
-    "MAX_GAPPED_SEARCHES",
     "MAX_NODES",
     "MAX_PATTERN_CHARACTERS",
     "MAX_PRIORITY",
@@ -55,6 +53,7 @@ __all__ = [
     "Boolean",
     "Comparison",
     "Condition",
+    "Evaluation",
     "Exists",
     "Field",
     "Filter",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from opendata_queue.errors import InvalidInputError
+from opendata_queue.model.errors import InvalidInputError
 
 _SHOWN_BEFORE: Final = 40
 _SHOWN_AFTER: Final = 32

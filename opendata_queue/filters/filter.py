@@ -10,7 +10,7 @@ from opendata_queue.filters.canonical import canonical_text
 from opendata_queue.filters.compiled import PriorityFunction, compile_priority, compile_truth
 from opendata_queue.filters.nodes import Header, Rule, SystemField, SystemFields, field_of, walk
 from opendata_queue.filters.parser import parse_rules
-from opendata_queue.filters.validation import check_cost, checked_text, validate
+from opendata_queue.filters.validation import check_cost, checked_text, validate, worst_us
 from opendata_queue.filters.values import PRIORITY_HEADER
 
 
@@ -52,8 +52,13 @@ class Filter:
         check_cost(self.rules)
 
     @property
+    def worst_us(self) -> int:
+        """How many microseconds it takes for the worst message, roughly."""
+        return worst_us(self.rules)
+
+    @property
     def asks_for_system_fields(self) -> bool:
-        """Whether messages with equal headers may be told apart."""
+        """Whether messages with equal headers may give different results."""
         return any(
             isinstance(field_of(condition), SystemField)
             for rule in self.rules
@@ -62,7 +67,7 @@ class Filter:
 
     @property
     def headers(self) -> frozenset[str]:
-        """The names of the headers that it looks at; no other makes a difference."""
+        """The names of the headers that it reads; no other makes a difference."""
         fields = [
             field_of(condition) for rule in self.rules for condition, _ in walk(rule.condition)
         ]

@@ -44,8 +44,10 @@ _TRUE: Final = Boolean(True)
 _SHARED_FUNCTIONS: Final = 1024
 
 
+# A filter, and how many microseconds it takes for the worst message.
+_Entry: TypeAlias = tuple[QueueId, PriorityFunction, int]
 # The filters that wait under one key, by the order in which they were added.
-_Bucket: TypeAlias = dict[int, tuple[QueueId, PriorityFunction]]
+_Bucket: TypeAlias = dict[int, _Entry[QueueId]]
 
 
 class _ByHeader(NamedTuple, Generic[QueueId]):
@@ -69,8 +71,11 @@ class FilterIndex(Generic[QueueId]):
         self._asking: set[QueueId] = set()
         self._headers: dict[QueueId, frozenset[str]] = {}
         self._askers: Counter[str] = Counter()
-        """How many filters look at a header."""
+        """How many filters read a header."""
         self._names: frozenset[str] | None = None
+        self._worst_us: dict[QueueId, int] = {}
+        self.worst_us = 0
+        """How many microseconds all filters together take for the worst message, roughly."""
         self.version = 0
         """Another one whenever messages may go elsewhere than before."""
 
@@ -85,8 +90,10 @@ class FilterIndex(Generic[QueueId]):
         self.remove(queue_id)
         order, self._next_order = self._next_order, self._next_order + 1
         keys, priority_if_match = self._placing(filter)
+        worst_us = self._worst_us[queue_id] = filter.worst_us
+        self.worst_us += worst_us
         for bucket in self._buckets_to_fill(keys):
-            bucket[order] = (queue_id, priority_if_match)
+            bucket[order] = (queue_id, priority_if_match, worst_us)
         self._placed[queue_id] = (order, keys)
         self._headers[queue_id] = filter.headers
         self._askers.update(filter.headers)
@@ -100,7 +107,7 @@ class FilterIndex(Generic[QueueId]):
 
     @property
     def headers(self) -> frozenset[str]:
-        """The names of all headers that filters look at; no other makes a difference."""
+        """The names of all headers that filters read; no other makes a difference."""
         if self._names is None:
             self._names = frozenset(self._askers)
         return self._names
@@ -109,6 +116,7 @@ class FilterIndex(Generic[QueueId]):
         """Route to a queue no longer; nothing happens if it is not there."""
         self.version += 1
         self._names = None
+        self.worst_us -= self._worst_us.pop(queue_id, 0)
         for name in self._headers.pop(queue_id, ()):
             self._askers[name] -= 1
             if not self._askers[name]:
@@ -127,37 +135,27 @@ class FilterIndex(Generic[QueueId]):
         if len(buckets) == 1:  # by far the most common, and in order already
             return [
                 (queue_id, priority)
-                for queue_id, priority_if_match in buckets[0].values()
+                for queue_id, priority_if_match, _ in buckets[0].values()
                 if (priority := priority_if_match(headers, sys)) is not None
             ]
         matched: dict[int, tuple[QueueId, int]] = {}
         for bucket in buckets:
-            for order, (queue_id, priority_if_match) in bucket.items():
+            for order, (queue_id, priority_if_match, _) in bucket.items():
                 priority = priority_if_match(headers, sys)
                 if priority is not None:
                     matched[order] = (queue_id, priority)
         return [matched[order] for order in sorted(matched)]
 
-    def each(
-        self, headers: Mapping[str, str], sys: SystemFields
-    ) -> Iterator[tuple[QueueId, int | None]]:
-        """The same one by one, of the filters that are there now, with none for no match.
-
-        For a caller that lets others run meanwhile, who may add and remove filters.
-        """
-        found: dict[int, tuple[QueueId, PriorityFunction]] = {}
+    def entries(self, headers: Mapping[str, str]) -> dict[int, _Entry[QueueId]]:
+        """The filters that ``route`` evaluates for a message, by the order in which they came."""
+        found: dict[int, _Entry[QueueId]] = {}
         for bucket in self._buckets_of(headers):
             found |= bucket
-        for order in sorted(found):
-            queue_id, priority_if_match = found[order]
-            yield queue_id, priority_if_match(headers, sys)
+        return {order: found[order] for order in sorted(found)}
 
     def candidates(self, headers: Mapping[str, str]) -> list[QueueId]:
         """The queues whose filters ``route`` evaluates for a message, in the order added."""
-        found: dict[int, QueueId] = {}
-        for bucket in self._buckets_of(headers):
-            found.update({order: entry[0] for order, entry in bucket.items()})
-        return [found[order] for order in sorted(found)]
+        return [queue_id for queue_id, _, _ in self.entries(headers).values()]
 
     def _placing(self, filter: Filter) -> tuple[tuple[Key, ...] | None, PriorityFunction]:
         """The keys to put a filter under, and what to ask of a message that has one of them."""
@@ -215,6 +213,51 @@ class FilterIndex(Generic[QueueId]):
         return 0 if bucket is None else len(bucket)
 
 
+class Evaluation(Generic[QueueId]):
+    """``FilterIndex.route`` of one message in pieces: others may run between them.
+
+    They may add and remove filters. The answer is that of the filters which are there when the
+    last piece is done, and each of them is evaluated once.
+    """
+
+    __slots__ = ("_answers", "_entries", "_headers", "_index", "_left", "_sys", "_version")
+
+    def __init__(
+        self, index: FilterIndex[QueueId], headers: Mapping[str, str], sys: SystemFields
+    ) -> None:
+        self._index = index
+        self._headers = headers
+        self._sys = sys
+        self._version: int | None = None
+        self._entries: dict[int, _Entry[QueueId]] = {}
+        self._left: Iterator[int] = iter(())
+        self._answers: dict[int, int | None] = {}
+
+    def is_of(self, headers: Mapping[str, str], sys: SystemFields) -> bool:
+        """Whether this message is evaluated."""
+        return self._sys == sys and self._headers == headers
+
+    def go_on(self, is_over: Callable[[int], bool]) -> list[tuple[QueueId, int]] | None:
+        """Evaluate at least one more filter; the queues that match once all are, else none.
+
+        ``is_over`` is asked after each filter, with the microseconds that it took at worst.
+        """
+        if self._version != self._index.version:
+            self._version = self._index.version
+            self._entries = self._index.entries(self._headers)
+            self._left = iter([one for one in self._entries if one not in self._answers])
+        for order in self._left:
+            _, priority_if_match, worst_us = self._entries[order]
+            self._answers[order] = priority_if_match(self._headers, self._sys)
+            if is_over(worst_us):
+                return None
+        return [
+            (entry[0], priority)
+            for order, entry in self._entries.items()
+            if (priority := self._answers[order]) is not None
+        ]
+
+
 @lru_cache(maxsize=_SHARED_FUNCTIONS)
 def _compiled(rule: Rule) -> PriorityFunction:
     """One function for all filters of which the same remains.
@@ -225,7 +268,7 @@ def _compiled(rule: Rule) -> PriorityFunction:
 
 
 def split(condition: Condition, load: Load) -> _Split:
-    """Keys of which a message must have at least one, and what must be TRUE of it besides.
+    """Keys of which a message must have at least one, and what else must be TRUE of it.
 
     The keys are none if nothing can be said. Of the terms of an AND, each of which would do, the
     one is taken whose fullest bucket is the least full: where all filters say ``env = 'prod'``

@@ -187,7 +187,7 @@ def walk(condition: Condition) -> Iterator[tuple[Condition, int]]:
 
 
 def field_of(condition: Condition) -> Field | None:
-    """The header or system field that a predicate looks at."""
+    """The header or system field that a predicate reads."""
     if isinstance(condition, Comparison | In | Between):
         return condition.field
     if isinstance(condition, Like | Exists):

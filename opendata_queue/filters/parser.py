@@ -114,8 +114,8 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
 def plain_rules(text: str) -> tuple[Rule] | None:
     """The rule of a text that asks for nothing, or for equal texts, as most do; none for any other.
 
-    It is what the grammar makes of the same text, in a fraction of the time: whoever opens a root
-    with many queues waits for all their filters.
+    It is what the grammar makes of the same text, in a fraction of the time: opening a root with
+    many queues parses all their filters.
     """
     if not text:
         return (MATCH_ALL,)
@@ -372,7 +372,7 @@ def _bad_token(text: str, error: UnexpectedToken) -> str:
     if accepted.issuperset((PRIORITY_WORD, "SEMICOLON")):
         accepted |= {"AND", "OR"}  # the parser has just closed the condition, and forgot
     if "NAME" in accepted:
-        accepted.discard(_END)  # a text without any condition, which nobody has in mind
+        accepted.discard(_END)  # a text without any condition, which is hardly meant
     hint = _priority_hint(text, token) or _hint(token, accepted)
     return f"expected {_in_words(accepted)}, but found {_found(token)}{hint}"
 

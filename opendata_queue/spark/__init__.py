@@ -11,7 +11,7 @@ from opendata_queue.spark.filter_column import filter_column
 def register(spark: SparkSession) -> None:
     """Let a session know the format ``opendata_queue``, and the calling thread the session.
 
-    Spark looks for sources that are written in Python in the session that is active in the calling
+    Spark finds sources that are written in Python in the session that is active in the calling
     thread; in a thread that was started by hand there is none, and the format is not found.
     """
     spark.dataSource.register(OpendataQueueSource)

@@ -26,9 +26,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from odq_encodings import BulkJob
-from opendata_queue.commit_files import Commit, CommitFiles, check_job
-from opendata_queue.errors import CorruptStoreError, InvalidInputError, OdqError
-from opendata_queue.spark.columns import (
+from opendata_queue.model.clock import SystemClock
+from opendata_queue.model.errors import CorruptStoreError, InvalidInputError, OdqError
+from opendata_queue.root.commit_files import Commit, CommitFiles, check_job
+from opendata_queue.spark.data_source import FORMAT
+from opendata_queue.spark.rows.columns import (
     CORRUPT_RECORD,
     CREATED_AT,
     HEADERS,
@@ -38,11 +40,10 @@ from opendata_queue.spark.columns import (
     RETENTION_SECONDS,
     VISIBLE_AT,
 )
-from opendata_queue.spark.data_source import FORMAT
-from opendata_queue.spark.rejects import count_rejects
 from opendata_queue.spark.sessions import job_session, reason_of
-from opendata_queue.spark.sink import expired_at_most
-from opendata_queue.spark.visible import registered_job
+from opendata_queue.spark.visible import registered_job, root_now_ms
+from opendata_queue.spark.write.rejects import count_rejects
+from opendata_queue.spark.write.sink import expired_at_most
 from opendata_queue.store import Objects, StoreSettings
 
 FORMATS: Final = ("parquet", "json", "csv", "table")
@@ -79,7 +80,7 @@ class AppendJob:
 class AppendSummary:
     """What a job has done. ``repeated`` says that it had been committed before, and did nothing.
 
-    Of a job whose commit was removed by retention since, nobody knows the rows and bytes any more.
+    Of a job whose commit was removed by retention since, rows and bytes are not known any more.
     """
 
     job: str
@@ -117,7 +118,7 @@ def append(spark: SparkSession, job: AppendJob, *, progress: bool = False) -> Ap
     rows = expired = None
     if isinstance(after, Commit):
         rows = sum(shard.messages for shard in after.shards)
-        expired = expired_at_most(after.shards, after.committed_at)
+        expired = asyncio.run(_expired(job, after))
     return AppendSummary(
         job=job.name,
         rows=rows,
@@ -135,6 +136,13 @@ async def _found(job: AppendJob) -> Commit | BulkJob | None:
     """The commit of a job or, if retention has removed it, what the owner of queues knows of it."""
     objects = Objects.open(job.store, StoreSettings())
     return await CommitFiles(objects).read(job.name) or await registered_job(objects, job.name)
+
+
+async def _expired(job: AppendJob, commit: Commit) -> int:
+    """How many rows had expired at a commit. It has the driver's time, and they the root's."""
+    root_ms = await root_now_ms(Objects.open(job.store, StoreSettings()))
+    ahead_ms = root_ms - SystemClock().now_ms()
+    return expired_at_most(commit.shards, commit.committed_at + ahead_ms)
 
 
 def messages_of(frame: DataFrame, job: AppendJob) -> DataFrame:
@@ -187,7 +195,7 @@ def _column(name: str) -> Column:
 
 
 def _check_columns(frame: DataFrame, job: AppendJob) -> None:
-    """Refuse names that mean no column, all in the same way and before Spark looks at them."""
+    """Refuse names that mean no column, all in the same way and before Spark reads them."""
     given = _given(frame, job)
     if not given:
         raise InvalidInputError(f"the input has no columns: is it {job.format}?")
@@ -224,7 +232,7 @@ def _input(spark: SparkSession, job: AppendJob) -> DataFrame:
     reader, inputs = spark.read.format(job.format), list(job.inputs)
     if job.format not in _PARSED:
         return reader.load(inputs)
-    # Of a CSV row whose columns are not all looked at Spark does not see that it has too many.
+    # Spark finds that a CSV row has too many columns only if it reads all of them.
     reader = reader.options(columnNameOfCorruptRecord=CORRUPT_RECORD, columnPruning="false")
     if job.format == "csv":
         reader = reader.option("header", "true")

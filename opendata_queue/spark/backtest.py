@@ -9,8 +9,8 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from opendata_queue.errors import InvalidInputError
 from opendata_queue.filters import Filter
+from opendata_queue.model.errors import InvalidInputError
 from opendata_queue.spark.data_source import FORMAT
 from opendata_queue.spark.filter_column import filter_column
 from opendata_queue.spark.visible import check_root

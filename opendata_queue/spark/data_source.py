@@ -22,8 +22,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from opendata_queue.errors import InvalidInputError
-from opendata_queue.spark.columns import (
+from opendata_queue.model.errors import InvalidInputError
+from opendata_queue.spark.options import SinkOptions
+from opendata_queue.spark.read.reader import table_reader
+from opendata_queue.spark.read.stream_reader import MessagesStreamReader
+from opendata_queue.spark.rows.columns import (
     CORRUPT_RECORD,
     CREATED_AT,
     HEADERS,
@@ -33,17 +36,14 @@ from opendata_queue.spark.columns import (
     VISIBLE_AT,
     Layout,
 )
-from opendata_queue.spark.options import SinkOptions
-from opendata_queue.spark.reader import table_reader
 from opendata_queue.spark.schemas import schema_of
-from opendata_queue.spark.sink import (
+from opendata_queue.spark.write.sink import (
     BatchWriter,
     SinkTask,
     StreamWriter,
     prepare_root,
     was_committed,
 )
-from opendata_queue.spark.stream_reader import MessagesStreamReader
 
 FORMAT = "opendata_queue"
 

@@ -68,7 +68,7 @@ def filter_column(
     """A boolean column: true where a filter matches, null where it is unknown.
 
     ``df.where(filter_column("region = 'emea'"))`` are the messages that a queue with that filter
-    would get. The columns that it looks at are those of the table ``messages``, unless others are
+    would get. The columns that it reads are those of the table ``messages``, unless others are
     named; times are in milliseconds.
     """
     parsed = Filter.parse(text) if isinstance(text, str) else text

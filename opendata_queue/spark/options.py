@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from opendata_queue.commit_files import check_job
-from opendata_queue.errors import InvalidInputError
+from opendata_queue.model.errors import InvalidInputError
+from opendata_queue.root.commit_files import check_job
 from opendata_queue.store import Location, StoreKind
 
 WRITE_OPTIONS: Final = ("path", "jobId", "headerColumns", "rejectsPath")
@@ -59,7 +59,7 @@ def refuse_unknown(options: Mapping[str, str], known: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SinkOptions:
-    """What a sink was told. ``job`` is none for a stream, whose batches have names of their own."""
+    """How a sink is configured. ``job`` is none for a stream: its batches have their own names."""
 
     root: str
     job: str | None

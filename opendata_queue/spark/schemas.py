@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from opendata_queue.errors import InvalidInputError
+from opendata_queue.model.errors import InvalidInputError
 from opendata_queue.spark.options import names_of
 
 MESSAGES: Final = "messages"
@@ -108,7 +108,7 @@ def table_of(options: Mapping[str, str]) -> str:
 
 
 def schema_of(options: Mapping[str, str]) -> StructType:
-    """The columns that were asked for; without a wish all, but payloads only with ``payloads``."""
+    """The columns that were asked for; by default all, but payloads only with ``payloads``."""
     table = table_of(options)
     known = TABLES[table]
     chosen = names_of(options.get("columns"))

@@ -9,13 +9,13 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from opendata_queue.errors import StoreAccessError
+from opendata_queue.model.errors import StoreAccessError
 from opendata_queue.spark.data_source import OpendataQueueSource
 
 _STARTED_BY_SPARK: Final = "PYSPARK_GATEWAY_PORT"
 """Set for a driver that ``spark-submit`` has started, wherever it runs: its master is chosen."""
 _QUIET: Final = Path(__file__).with_name("quiet.properties")
-_OURS: Final = "opendata_queue.errors."
+_OURS: Final = "opendata_queue.model.errors."
 
 
 def job_session(name: str, master: str | None = None) -> SparkSession:

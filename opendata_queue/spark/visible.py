@@ -1,7 +1,7 @@
 """Which messages a root holds in one moment: its shards, and how far each of them goes.
 
 Logs only grow, in the order of their sequences. So a moment of a shard is a bound on its
-sequences, which every task of a read can keep, however long it takes and whoever goes on writing.
+sequences, which every task of a read can keep, however long it takes, while writers go on.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from odq_encodings import (
     encode_metadata_log_key,
 )
 from odq_encodings import BulkShard as BulkShardRow
-from opendata_queue.commit_files import CommitFiles
-from opendata_queue.errors import StoreAccessError
-from opendata_queue.sequences import SHARD_SEQUENCES
-from opendata_queue.shard_files import ShardFiles, is_bulk
+from opendata_queue.model.clock import Clock, machine_clock
+from opendata_queue.model.errors import StoreAccessError
+from opendata_queue.model.ids import SHARD_SEQUENCES, first_id_of, is_bulk
+from opendata_queue.model.paths import QUEUES_PATH, messages_path
+from opendata_queue.root.commit_files import CommitFiles
+from opendata_queue.root.descriptor import read_root
+from opendata_queue.root.shard_files import ShardFiles
+from opendata_queue.root.timekeeping import reading_clock
 from opendata_queue.store import (
-    NO_DATABASE,
     DatabaseReader,
     Location,
     Objects,
     StoreKind,
     StoreSettings,
+    has_no_database,
 )
-from opendata_queue.system import read_root
 
-QUEUE_STORE: Final = "queues/00000"
-# How long a reader looks at the store only once. Its checkpoint lives three times as long, and so
+QUEUE_STORE: Final = QUEUES_PATH
+# How long a reader goes without a second poll. Its checkpoint lives three times as long, and so
 # does that of one that was killed: ten minutes, in which it keeps files from being collected.
 _MOMENT_MS: Final = 200_000
 _LAST_NUMBER: Final = (1 << 64) - 1
@@ -56,7 +59,7 @@ class ShardRange:
 
     def within(self, first_id: int, last_id: int) -> ShardRange:
         """What of it lies within these message ids, both included."""
-        base = self.shard << 32
+        base = first_id_of(self.shard)
         return ShardRange(
             shard=self.shard,
             first=max(self.first, first_id - base),
@@ -68,7 +71,7 @@ class ShardRange:
 async def moment_of(objects: Objects, path: str) -> AsyncIterator[DatabaseReader | None]:
     """A database as it is now, for as long as the block lasts; then its checkpoint is released.
 
-    None if it is not there: nobody has written to it.
+    None if it is not there: it was not written to yet.
     """
     reader = await _if_there(DatabaseReader.open(objects, path, poll_interval_ms=_MOMENT_MS))
     try:
@@ -82,7 +85,7 @@ async def _if_there(opening: Awaitable[DatabaseReader]) -> DatabaseReader | None
     try:
         return await opening
     except StoreAccessError as error:
-        if NO_DATABASE in str(error):
+        if has_no_database(error):
             return None
         raise
 
@@ -91,7 +94,7 @@ async def _if_there(opening: Awaitable[DatabaseReader]) -> DatabaseReader | None
 async def shard_reader(objects: Objects, shard: int) -> AsyncIterator[DatabaseReader]:
     """A shard as it is now. A bulk shard never changes, so nothing has to be pinned for it."""
     reader = await DatabaseReader.open(
-        objects, f"messages/{shard:05}", poll_interval_ms=_MOMENT_MS, complete=is_bulk(shard)
+        objects, messages_path(shard), poll_interval_ms=_MOMENT_MS, complete=is_bulk(shard)
     )
     try:
         yield reader
@@ -112,6 +115,11 @@ async def check_root(root: str) -> None:
         raise StoreAccessError(f"there is no root at {root}: look for a mistake in the path")
 
 
+async def root_now_ms(objects: Objects, machine: Clock | None = None) -> int:
+    """What the root's clock shows, which retentions go by: this machine's may be wrong."""
+    return (await reading_clock(objects, machine_clock(machine))).now_ms()
+
+
 async def visible_ranges(objects: Objects) -> list[ShardRange]:
     """All messages that are visible now: live shards, and bulk shards that were committed."""
     commits = CommitFiles(objects)
@@ -121,8 +129,8 @@ async def visible_ranges(objects: Objects) -> list[ShardRange]:
     bulk: dict[int, int] = {}
     async with moment_of(objects, QUEUE_STORE) as queues:
         if queues is not None:
-            # Before the shards: a job that is registered between the two looks is then read from
-            # its commit as well, and not from neither.
+            # Before the shards: a job that is registered between the two reads is then found in
+            # both of them. The other way round it could be missed by both.
             rows = await queues.get_many([BulkJobKey(job=job).encode() for job in jobs])
             # What is left of a registered job is among the shards; the rest was removed.
             jobs = [job for job, row in zip(jobs, rows, strict=True) if row is None]
@@ -147,7 +155,7 @@ async def registered_job(objects: Objects, job: str) -> BulkJob | None:
 
 
 async def is_visible(objects: Objects, bulk_shard: int) -> bool:
-    """Whether a bulk shard still exists. Whoever drops one lets its rows go before its objects."""
+    """Whether a bulk shard still exists. Retention removes its rows before its objects."""
     async with moment_of(objects, QUEUE_STORE) as queues:
         if queues is None or await queues.get(CursorKey(shard=bulk_shard).encode()) is not None:
             return True
@@ -162,7 +170,7 @@ async def live_shards(objects: Objects) -> list[int]:
 async def live_range(objects: Objects, shard: int) -> ShardRange:
     """From the oldest message of a live shard's log to the newest one that is durable."""
     span = encode_metadata_log_key(0), encode_metadata_log_key(SHARD_SEQUENCES)
-    async with moment_of(objects, f"messages/{shard:05}") as reader:
+    async with moment_of(objects, messages_path(shard)) as reader:
         if reader is not None:  # else it was reserved, and never written
             async for rows in reader.scan(*span, limit=1):
                 last = await reader.last(*span)

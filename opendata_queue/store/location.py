@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from opendata_queue.errors import StoreAccessError
+from opendata_queue.model.errors import StoreAccessError
 
 JOURNAL_SUFFIX = ".journal"
 """Of files that are no objects: they are in the folder of a database (RFC 0011)."""

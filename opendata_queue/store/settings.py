@@ -8,7 +8,7 @@ from pathlib import Path
 
 import slatedb.uniffi as slatedb
 
-from opendata_queue.errors import InvalidInputError
+from opendata_queue.model.errors import InvalidInputError
 
 _MIB = 1024 * 1024
 # Larger ones are fewer for a reader to merge; three of them may be in memory at a time.

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator
 from typing import Final, TypeVar
 
-from opendata_queue.errors import StoreUnavailableError
-from opendata_queue.store.figures import Figure
+from opendata_queue.model.errors import StoreUnavailableError
+from opendata_queue.model.figures import Figure
 
 logger = logging.getLogger(__name__)
 

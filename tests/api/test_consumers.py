@@ -23,7 +23,7 @@ from opendata_queue import (
     System,
     WrongContextError,
 )
-from opendata_queue.consumers import LEFT_THE_LOOP
+from opendata_queue.api.consumers import LEFT_THE_LOOP
 from opendata_queue.testing import ManualClock
 
 ONE_TRY = QueueOptions(max_attempts=1)

@@ -28,7 +28,7 @@ from opendata_queue import (
     TimedOutError,
     WrongContextError,
 )
-from tests.api import scripts
+from tests.support import scripts
 
 # Longer than any test may take: whoever waits has to be woken.
 LONG_MS = 600_000
@@ -259,7 +259,7 @@ def test_calls_under_way_end_when_the_system_is_closed(url: str) -> None:
         waiting = [pool.submit(system.claim, "q", wait_ms=LONG_MS) for _ in range(4)]
         engine = system._system
         assert isinstance(engine, Engine)
-        while len(engine._queues.queue("q")._waiters) < 4:
+        while len(engine._queues.queue("q").waiters) < 4:
             system.list_queues()
         system.close()
 
@@ -359,7 +359,7 @@ def test_ctrl_c_ends_the_call_and_leaves_the_system_usable() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with opendata_queue.open("memory:///") as system:
             system.create_queue("q")
-            waiters = system._system._queues.queue("q")._waiters
+            waiters = system._system._queues.queue("q").waiters
 
             def interrupt():
                 while not waiters:

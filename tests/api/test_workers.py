@@ -30,10 +30,10 @@ from opendata_queue import (
     System,
     TimedOutError,
     WrongContextError,
-    workers,
 )
+from opendata_queue.api import workers
 from opendata_queue.testing import ManualClock
-from tests.api import scripts
+from tests.support import scripts
 
 GUARD_SECONDS = 120
 ONE_TRY = QueueOptions(max_attempts=1)

@@ -12,9 +12,9 @@ import pytest
 
 import opendata_queue
 from opendata_queue import NewMessage, OdqError, System
-from opendata_queue.cli import bench_workloads
-from tests.broker import PATIENCE_SECONDS, BrokerProcess
+from opendata_queue.cli.bench import workloads as bench_workloads
 from tests.cli.conftest import Odq
+from tests.support.broker import PATIENCE_SECONDS, BrokerProcess
 
 
 def test_a_temporary_root_is_measured_and_removed(

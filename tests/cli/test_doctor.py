@@ -18,11 +18,11 @@ from odq_encodings import (
 from opendata_queue import Engine, NewMessage, SystemClock
 from opendata_queue.store import Database, Objects, Rows, StoreSettings
 from opendata_queue.testing import ManualClock
-from tests.broker import BrokerProcess
 from tests.cli.careless_s3 import careless_s3
 from tests.cli.conftest import Odq
 from tests.conftest import NewRoot
-from tests.s3_server import S3Server
+from tests.support.broker import BrokerProcess
+from tests.support.s3_server import S3Server
 
 
 def levels(told: dict[str, Any]) -> dict[str, str]:

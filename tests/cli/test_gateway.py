@@ -11,16 +11,16 @@ import pytest
 
 import opendata_queue
 from opendata_queue import NewMessage, StoreSettings
-from opendata_queue.cli.store_checks import check_garbage
-from opendata_queue.clock import SystemClock
-from opendata_queue.engine import Engine
-from opendata_queue.errors import StoreAccessError
+from opendata_queue.cli.doctor.store import check_garbage
+from opendata_queue.model.clock import SystemClock
+from opendata_queue.model.errors import StoreAccessError
 from opendata_queue.store import Database, Objects, Rows
+from opendata_queue.systems.engine import Engine
 from tests.cli.careless_s3 import careless_s3
 from tests.cli.conftest import Odq
 from tests.conftest import NewRoot
-from tests.s3_server import S3Server
-from tests.server.conftest import served
+from tests.http.conftest import served
+from tests.support.s3_server import S3Server
 
 HANG_S = 60.0  # only ever waited for when something is broken
 SETTINGS = StoreSettings(garbage_age_ms=1, replaced_files_kept_ms=1, garbage_interval_ms=20)

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.careless_s3 import careless_s3
 from tests.cli.conftest import Odq
 from tests.conftest import NewRoot
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 
 def test_a_root_is_made_once_and_can_be_used(tmp_path: Path) -> None:

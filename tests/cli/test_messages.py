@@ -101,3 +101,49 @@ def test_each_state_has_its_columns(orders: Odq) -> None:
     }
     assert "Invalid value" in orders("messages", "browse", "orders", "lost", code=2)
     assert "Error" in orders("messages", "browse", "orders", "done", "--after", "rubbish", code=2)
+
+
+def test_messages_are_found_by_what_is_known_of_them(orders: Odq) -> None:
+    with orders.system() as system:
+        system.update_queue("orders", max_attempts=1)
+        ids = [str(system.publish(b"", headers={"n": str(n)})) for n in range(5)]
+        for message in system.claim("orders", 4, consumer="worker-7", wait_ms=60_000):
+            error = "timeout" if str(message.message_id) in ids[:2] else "no such host"
+            system.nack("orders", message, error=error)
+
+    found = orders.json("messages", "find", "orders", "--error", "time", "--filter", "n >= 1")
+    page = orders.json("messages", "find", "orders", "-n", "3", "--consumer", "worker-7")
+    rest = orders.json("messages", "find", "orders", "-n", "3", "--after", page["next"])
+    recent = orders.json("messages", "find", "orders", "--since", "1h")
+    waiting = orders.json("messages", "find", "orders", "--state", "available")
+
+    assert [(one["message_id"], one["headers"]) for one in found["entries"]] == [
+        (ids[1], {"n": "1"})
+    ]
+    assert (found["next"], found["examined"]) == (None, 4)
+    assert [one["message_id"] for one in page["entries"] + rest["entries"]] == ids[:4]
+    assert rest["next"] is None
+    assert len(recent["entries"]) == 4
+    assert [one["message_id"] for one in waiting["entries"]] == [ids[4]]
+
+
+def test_what_is_found_is_shown_as_a_table_with_headers(orders: Odq) -> None:
+    ids = publish(orders, 3)
+
+    shown = orders("messages", "find", "orders", "--state", "available", "--limit", "2")
+
+    assert shown.splitlines()[0].split()[-1] == "headers"
+    assert shown.splitlines()[1].split()[0] == ids[0]
+    assert len(shown.splitlines()) == 3
+
+
+def test_a_search_that_finds_nothing_or_makes_no_sense_says_so(orders: Odq) -> None:
+    assert orders("messages", "find", "orders", code=3) == ""
+    assert orders.json("messages", "find", "orders", "--until", "1", code=3) == {
+        "entries": [],
+        "next": None,
+        "examined": 0,
+    }
+    complaint = orders("messages", "find", "orders", "--state", "done", "--error", "x", code=2)
+    assert "it is a condition for failed ones" in complaint
+    assert "no duration" in orders("messages", "find", "orders", "--since", "soon", code=2)

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 import opendata_queue
 from opendata_queue.cli import app
 from opendata_queue.cli.common import duration_ms, duration_text
-from tests.broker import BrokerProcess
 from tests.cli.conftest import Odq
+from tests.support.broker import BrokerProcess
 
 
 def test_a_queue_is_made_with_every_option_by_its_name(odq: Odq) -> None:

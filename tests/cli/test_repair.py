@@ -10,7 +10,7 @@ import pytest
 
 import opendata_queue
 from opendata_queue import CorruptStoreError, Ingest, NewMessage, OdqError
-from opendata_queue.control_files import sealed
+from opendata_queue.store.objects.control_files import sealed
 from tests.cli.conftest import Odq
 
 LARGE = b"x" * 100_000

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import opendata_queue
 from opendata_queue import StoreAccessError
 from opendata_queue.cli import app
-from tests.broker import BrokerProcess
+from tests.support.broker import BrokerProcess
 
 SECRET = "a secret that is long enough for HS256"
 

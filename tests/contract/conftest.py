@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 
 import pytest
 
 import opendata_queue
-from opendata_queue import AsyncSystem, StoreSettings
+from opendata_queue import AsyncSystem, Engine, StoreSettings
 from opendata_queue.store import forget_memory_root
-from tests.broker import BrokerProcess
 from tests.conftest import BUCKET
-from tests.s3_server import S3Server
+from tests.support.broker import BrokerProcess
+from tests.support.s3_server import S3Server
 
 KINDS = [
     f"{where}-{store}" for where in ("embedded", "broker") for store in ("memory", "file", "s3")
 ]
 
+READ_ONLY_KINDS = [f"read_only-{store}" for store in ("memory", "file", "s3")]
+
+Show = Callable[[], Awaitable[AsyncSystem]]
+
 _numbers = itertools.count()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every kind for every test, and those that only read a root where a test has ``show``."""
+    if "url" in metafunc.fixturenames:
+        kinds = [*KINDS, *(READ_ONLY_KINDS if "show" in metafunc.fixturenames else ())]
+        metafunc.parametrize("url", kinds, indirect=True, scope="session")
 
 
 def _root(store: str, tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -31,7 +43,7 @@ def _root(store: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"s3://{BUCKET}/{number}"
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session")
 def url(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
@@ -62,6 +74,29 @@ async def system(url: str) -> AsyncIterator[AsyncSystem]:
     settings = None if url.startswith("http") else StoreSettings(compaction_poll_ms=500)
     async with await opendata_queue.open_async(url, settings=settings) as system:
         yield system
+
+
+@pytest.fixture
+async def show(
+    request: pytest.FixtureRequest, url: str, system: AsyncSystem
+) -> AsyncIterator[Show]:
+    """Gives a system that shows what ``system`` has done: the same one, or one that only reads.
+
+    The latter is opened when all that was done is durable, so that there is nothing to wait for.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def shown() -> AsyncSystem:
+            if request.node.callspec.params["url"] not in READ_ONLY_KINDS:
+                return system
+            assert isinstance(system, Engine)
+            await system.all_is_routed()
+            await system.stores.queues.all_durable()
+            return await stack.enter_async_context(
+                await opendata_queue.open_async(url, read_only=True)
+            )
+
+        yield shown
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from opendata_queue import (
     QueueNotFoundError,
     QueueOptions,
 )
+from tests.contract.conftest import Show
 
 BATCH = 30
 AT_ONCE = QueueOptions(backoff_ms=0)
@@ -44,7 +45,9 @@ async def publish(system: AsyncSystem, name: str, count: int = 1) -> list[int]:
 # --- publishing and reading -----------------------------------------------------------------------
 
 
-async def test_a_message_is_read_back_as_it_was_published(system: AsyncSystem, name: str) -> None:
+async def test_a_message_is_read_back_as_it_was_published(
+    system: AsyncSystem, show: Show, name: str
+) -> None:
     payload = bytes(range(256))
     message_id = await system.publish(
         payload,
@@ -54,7 +57,7 @@ async def test_a_message_is_read_back_as_it_was_published(system: AsyncSystem, n
         retention_seconds=3_600,
     )
 
-    message = await system.read(message_id)
+    message = await (await show()).read(message_id)
 
     assert message is not None
     assert message.message_id == message_id
@@ -67,7 +70,9 @@ async def test_a_message_is_read_back_as_it_was_published(system: AsyncSystem, n
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 1_000_000])
-async def test_payloads_of_all_sizes_come_back(system: AsyncSystem, size: int, name: str) -> None:
+async def test_payloads_of_all_sizes_come_back(
+    system: AsyncSystem, show: Show, size: int, name: str
+) -> None:
     await fill(system, name, 0)
     message_id = await system.publish(b"x" * size, headers={"case": name})
 
@@ -75,7 +80,7 @@ async def test_payloads_of_all_sizes_come_back(system: AsyncSystem, size: int, n
 
     assert claimed.message_id == message_id
     assert claimed.payload == b"x" * size
-    read = await system.read(message_id)
+    read = await (await show()).read(message_id)
     assert read is not None
     assert read.payload == b"x" * size
 
@@ -89,14 +94,15 @@ async def test_a_uri_of_the_producer_is_handed_on(system: AsyncSystem, name: str
     assert (claimed.payload, claimed.payload_uri) == (None, "s3://elsewhere/object")
 
 
-async def test_an_unknown_id_reads_as_nothing(system: AsyncSystem, name: str) -> None:
+async def test_an_unknown_id_reads_as_nothing(system: AsyncSystem, show: Show, name: str) -> None:
     known = await system.publish(b"x")
+    shown = await show()
 
-    found = await system.read_many([(1 << 63) - 1, known])
+    found = await shown.read_many([(1 << 63) - 1, known])
 
     assert found[0] is None
     assert found[1] is not None
-    assert await system.history((1 << 63) - 1) is None
+    assert await shown.history((1 << 63) - 1) is None
 
 
 async def test_the_same_idempotency_key_publishes_once(system: AsyncSystem, name: str) -> None:
@@ -141,7 +147,7 @@ async def test_a_message_that_can_not_be_stored_is_refused_with_its_batch(
 # --- queues ---------------------------------------------------------------------------------------
 
 
-async def test_a_queue_shows_what_it_was_told(system: AsyncSystem, name: str) -> None:
+async def test_a_queue_shows_what_it_was_told(system: AsyncSystem, show: Show, name: str) -> None:
     options = QueueOptions(max_attempts=9, backoff_factor=1.5, relaxed_claims=True)
     made = await system.create_queue(
         name, filter="price>=99.990 and a='b' priority 7", options=options
@@ -149,13 +155,15 @@ async def test_a_queue_shows_what_it_was_told(system: AsyncSystem, name: str) ->
 
     assert made.options == options
     assert made.filter == "price >= 99.99 AND a = 'b' PRIORITY 7"
-    assert await system.get_queue(name) == made
-    assert name in await system.list_queues()
+    shown = await show()
+    assert await shown.get_queue(name) == made
+    assert name in await shown.list_queues()
 
     changed = await system.update_queue(name, filter="a = 'c'", max_attempts=3)
     assert changed.options.max_attempts == 3
     assert changed.options.backoff_factor == 1.5
     assert changed.filter == "a = 'c'"
+    assert await (await show()).get_queue(name) == changed
 
 
 async def test_a_queue_with_a_slash_in_its_name_is_like_any_other(
@@ -178,15 +186,18 @@ async def test_making_a_queue_twice_is_refused(system: AsyncSystem, name: str) -
         await system.create_queue(name)
 
 
-async def test_a_queue_that_is_not_there_is_missed(system: AsyncSystem, name: str) -> None:
+async def test_a_queue_that_is_not_there_is_missed(
+    system: AsyncSystem, show: Show, name: str
+) -> None:
+    shown = await show()
     for call in (
-        system.get_queue(name),
-        system.stats(name),
+        shown.get_queue(name),
+        shown.stats(name),
         system.claim(name, wait_ms=60_000),
         system.update_queue(name, max_attempts=1),
-        system.peek(name),
-        system.browse(name, "done"),
-        system.failed(name),
+        shown.peek(name),
+        shown.browse(name, "done"),
+        shown.failed(name),
         system.replay(name, all=True),
     ):
         with pytest.raises(QueueNotFoundError, match=name):
@@ -244,14 +255,19 @@ async def test_a_paused_queue_gives_nothing_until_it_is_resumed(
     assert len(await system.claim(name, wait_ms=60_000)) == 1
 
 
-async def test_purging_and_deleting(system: AsyncSystem, name: str) -> None:
+async def test_purging_and_deleting(system: AsyncSystem, show: Show, name: str) -> None:
     await fill(system, name, 5)
 
     assert await system.purge_queue(name) == 5
     assert await system.claim(name) == []
+    shown = await show()
+    assert (await shown.stats(name)).available == 0
     await system.delete_queue(name)
 
-    assert name not in await system.list_queues()
+    shown = await show()
+    assert name not in await shown.list_queues()
+    with pytest.raises(QueueNotFoundError):
+        await shown.get_queue(name)
     with pytest.raises(QueueNotFoundError):
         await system.delete_queue(name)
 
@@ -260,17 +276,20 @@ async def test_purging_and_deleting(system: AsyncSystem, name: str) -> None:
 
 
 async def claim_all(
-    system: AsyncSystem, name: str, count: int
+    system: AsyncSystem, name: str, count: int, consumer: str | None = None
 ) -> list[opendata_queue.ClaimedMessage]:
     claimed: list[opendata_queue.ClaimedMessage] = []
     while len(claimed) < count:
-        found = await system.claim(name, count - len(claimed), wait_ms=60_000)
+        left = count - len(claimed)
+        found = await system.claim(name, left, consumer=consumer, wait_ms=60_000)
         assert found, f"{len(claimed)} of {count} messages came"
         claimed += found
     return claimed
 
 
-async def test_messages_are_claimed_in_order_and_done_once(system: AsyncSystem, name: str) -> None:
+async def test_messages_are_claimed_in_order_and_done_once(
+    system: AsyncSystem, show: Show, name: str
+) -> None:
     ids = await fill(system, name, BATCH)
 
     claimed = await claim_all(system, name, BATCH)
@@ -280,7 +299,10 @@ async def test_messages_are_claimed_in_order_and_done_once(system: AsyncSystem, 
     assert outcomes == ["ok"] * BATCH
     assert await system.ack(name, claimed[0].receipt) == ["lease_lost"]
     assert await system.claim(name) == []
-    stats = await system.stats(name)
+    stats = await (await show()).stats(name)
+    assert [one.message_id for one in (await (await show()).browse(name, "done")).entries] == ids[
+        ::-1
+    ]
     assert (stats.available, stats.in_flight, stats.done) == (0, 0, BATCH)
 
 
@@ -330,19 +352,22 @@ async def test_a_cancelled_wait_takes_nothing(system: AsyncSystem, name: str) ->
     assert claimed.payload == b"0"
 
 
-async def test_a_nack_brings_a_message_back_until_it_fails(system: AsyncSystem, name: str) -> None:
+async def test_a_nack_brings_a_message_back_until_it_fails(
+    system: AsyncSystem, show: Show, name: str
+) -> None:
     (message_id,) = await fill(system, name, options=QueueOptions(max_attempts=2, backoff_ms=0))
     for attempt in (1, 2):
         (claimed,) = await system.claim(name, consumer="tester", wait_ms=60_000)
         assert claimed.attempts == attempt
         assert await system.nack(name, claimed.receipt, error="no way") == ["ok"]
 
-    (failed,) = await system.failed(name)
+    shown = await show()
+    (failed,) = await shown.failed(name)
 
     assert (failed.message_id, failed.error, failed.consumer) == (message_id, "no way", "tester")
     assert dict(failed.headers) == {"case": name}
-    assert await system.failed(name, filter="case = 'other'") == []
-    assert await system.failed(name, after_id=message_id) == []
+    assert await shown.failed(name, filter="case = 'other'") == []
+    assert await shown.failed(name, after_id=message_id) == []
 
     assert await system.replay(name, message_id) == [message_id]
     (claimed,) = await system.claim(name, wait_ms=60_000)
@@ -447,14 +472,17 @@ async def test_a_claim_that_makes_no_sense_is_refused(
 # --- looking --------------------------------------------------------------------------------------
 
 
-async def test_peeking_and_browsing_take_nothing(system: AsyncSystem, name: str) -> None:
+async def test_peeking_and_browsing_take_nothing(
+    system: AsyncSystem, show: Show, name: str
+) -> None:
     ids = await fill(system, name, 5)
     (first,) = await system.claim(name, wait_ms=60_000)
 
-    peeked = await system.peek(name, 10)
-    page = await system.browse(name, "available", limit=2)
-    rest = await system.browse(name, "available", after=page.next)
-    in_flight = await system.browse(name, "in_flight")
+    shown = await show()
+    peeked = await shown.peek(name, 10)
+    page = await shown.browse(name, "available", limit=2)
+    rest = await shown.browse(name, "available", after=page.next)
+    in_flight = await shown.browse(name, "in_flight")
 
     assert [one.message_id for one in peeked] == ids[1:]
     assert [one.payload for one in peeked] == [b"1", b"2", b"3", b"4"]
@@ -463,14 +491,49 @@ async def test_peeking_and_browsing_take_nothing(system: AsyncSystem, name: str)
     assert [one.message_id for one in in_flight.entries] == [first.message_id]
     assert in_flight.entries[0].lease_deadline_ms == first.lease_deadline_ms
     with pytest.raises(InvalidInputError):
-        await system.browse(name, "nowhere")  # type: ignore[arg-type]
+        await shown.browse(name, "nowhere")  # type: ignore[arg-type]
 
 
-async def test_a_history_says_where_a_message_is(system: AsyncSystem, name: str) -> None:
+async def test_messages_are_found_by_state_headers_error_consumer_and_time(
+    system: AsyncSystem, show: Show, name: str
+) -> None:
+    once = QueueOptions(max_attempts=1)
+    await system.create_queue(name, filter=f"case = '{name}'", options=once)
+    new = [NewMessage(b"", headers={"case": name, "n": str(n)}) for n in range(6)]
+    ids = await system.publish_many(new)
+    for message in await claim_all(system, name, 4, "tester"):
+        error = "timeout" if message.message_id in ids[:2] else "no such host"
+        await system.nack(name, message, error=error)
+
+    shown = await show()
+    timeouts = await shown.find(name, "failed", error="time", consumer="tester")
+    first = await shown.find(name, "failed", filter="n >= 1", limit=2)
+    second = await shown.find(name, "failed", filter="n >= 1", limit=2, after=first.next)
+    failed_at = [one.finished_at_ms or 0 for one in (*first.entries, *second.entries)]
+    later = await shown.find(name, "failed", since_ms=max(failed_at) + 1)
+    before = await shown.find(name, "failed", until_ms=max(failed_at) + 1)
+    available = await shown.find(name, "available", filter="n = 5")
+
+    assert [(one.message_id, one.error) for one in timeouts.entries] == [
+        (ids[0], "timeout"),
+        (ids[1], "timeout"),
+    ]
+    assert (timeouts.examined, timeouts.next) == (4, None)
+    assert [one.message_id for one in first.entries] == ids[1:3]
+    assert [one.message_id for one in second.entries] == ids[3:4]
+    assert (second.entries[0].state, second.next) == ("failed", None)
+    assert dict(second.entries[0].headers) == {"case": name, "n": "3"}
+    assert (later.entries, [one.message_id for one in before.entries]) == ((), ids[:4])
+    assert [one.message_id for one in available.entries] == [ids[5]]
+
+
+async def test_a_history_says_where_a_message_is(
+    system: AsyncSystem, show: Show, name: str
+) -> None:
     (message_id,) = await fill(system, name)
     (claimed,) = await system.claim(name, consumer="tester", wait_ms=60_000)
 
-    history = await system.history(message_id)
+    history = await (await show()).history(message_id)
 
     assert history is not None
     assert dict(history.headers) == {"case": name}
@@ -479,17 +542,48 @@ async def test_a_history_says_where_a_message_is(system: AsyncSystem, name: str)
     assert (entry.state, entry.attempts) == ("in_flight", claimed.attempts)
 
 
-async def test_delayed_messages_are_not_available_yet(system: AsyncSystem, name: str) -> None:
+async def test_delayed_messages_are_not_available_yet(
+    system: AsyncSystem, show: Show, name: str
+) -> None:
     await fill(system, name, 0)
     message_id = await system.publish(b"x", headers={"case": name}, delay_ms=3_600_000)
     await system.publish(b"y", headers={"case": name})
     await claim_all(system, name, 1)
 
-    stats = await system.stats(name)
-    page = await system.browse(name, "delayed")
+    shown = await show()
+    stats = await shown.stats(name)
+    page = await shown.browse(name, "delayed")
 
     assert (stats.available, stats.delayed) == (0, 1)
     assert [one.message_id for one in page.entries] == [message_id]
+
+
+async def test_a_look_that_makes_no_sense_is_refused(
+    system: AsyncSystem, show: Show, name: str
+) -> None:
+    await fill(system, name)
+    shown = await show()
+
+    for call in (
+        shown.read(-1),
+        shown.read_many([1 << 63]),
+        shown.history(-1),
+        shown.peek(name, 0),
+        shown.peek(name, 1 << 40),
+        shown.browse(name, "available", limit=0),
+        shown.browse(name, "available", after="elsewhere"),
+        shown.failed(name, limit=0),
+        shown.failed(name, after_id=-2),
+        shown.failed(name, filter="price >= "),
+        shown.find(name, "failed", filter="price >= "),
+        shown.find(name, "failed", limit=1_001),
+        shown.find(name, "failed", since_ms=-1),
+        shown.find(name, "failed", after="available:1.1"),
+        shown.find(name, "done", error="x"),
+        shown.find(name, "available", consumer="x"),
+    ):
+        with pytest.raises(InvalidInputError):
+            await call
 
 
 # --- loops and workers ----------------------------------------------------------------------------

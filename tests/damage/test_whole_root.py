@@ -15,9 +15,9 @@ import pytest
 
 import opendata_queue as odq
 from opendata_queue import Engine, OdqError
-from opendata_queue.cli.findings import Finding, Level, fail
-from opendata_queue.cli.root_checks import check_root
-from opendata_queue.clock import SystemClock
+from opendata_queue.cli.doctor.findings import Finding, Level, fail
+from opendata_queue.cli.doctor.root import check_root
+from opendata_queue.model.clock import SystemClock
 from tests.damage import whole_root
 from tests.damage.whole_root import LARGE, OPTIONS, SETTINGS, expected
 

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from opendata_queue import Engine, Ingest, NewMessage, PublishOptions, StoreSettings
-from opendata_queue.bulk import BulkShard
-from opendata_queue.clock import SystemClock
-from opendata_queue.commit_files import Commit, CommitFiles, CommittedShard
-from opendata_queue.shard_files import ShardFiles
+from opendata_queue.log.bulk_writer import BulkShard
+from opendata_queue.model.clock import SystemClock
+from opendata_queue.root.commit_files import Commit, CommitFiles, CommittedShard
+from opendata_queue.root.shard_files import ShardFiles
 from opendata_queue.store import Objects
 
 SETTINGS = StoreSettings(memtable_bytes=4_096, outage_timeout_ms=3_000)
@@ -62,7 +62,7 @@ async def fill(root: str) -> None:
     await bulk_job(root, "job-0")
     await system.all_is_routed()
     await system._following.bulk.finished()
-    await system.stores.queues._database.flush_to_files()
+    await system.stores.queues.database.flush_to_files()
     await bulk_job(root, "job-1")
     await system.create_queue("other")
     while not any(name.endswith(".alive.json") for name in await system._objects.names(OWNERS)):

@@ -11,6 +11,7 @@ from opendata_queue.filters import (
     And,
     Boolean,
     Comparison,
+    Evaluation,
     Filter,
     FilterIndex,
     Header,
@@ -163,6 +164,61 @@ def test_routing_with_the_index_is_routing_without(
         assert index.route(headers, sys) == expected
         assert set(index.candidates(headers)) >= {number for number, _ in expected}
         assert len(index) == len(model)
+
+
+@given(
+    st.lists(INDEXABLE | filters(), max_size=8),
+    st.lists(st.tuples(st.integers(0, 9), INDEXABLE | st.none()), max_size=4),
+    SMALL_HEADERS | headers_of_messages,
+    system_fields,
+)
+@settings(max_examples=100)
+def test_an_evaluation_in_pieces_answers_for_the_filters_that_are_there_at_its_end(
+    given: list[Filter],
+    changes: list[tuple[int, Filter | None]],
+    headers: dict[str, str],
+    sys: SystemFields,
+) -> None:
+    index: FilterIndex[int] = FilterIndex()
+    for number, one in enumerate(given):
+        index.add(number, one)
+    evaluation = Evaluation(index, headers, sys)
+    left = list(changes)
+    while (found := evaluation.go_on(lambda _: True)) is None:
+        if left:
+            queue, changed = left.pop()
+            index.remove(queue) if changed is None else index.add(queue, changed)
+
+    assert found == index.route(headers, sys)
+
+
+def test_an_evaluation_in_pieces_evaluates_no_filter_twice_though_others_change() -> None:
+    index = index_of(*(f"a LIKE '{number}%'" for number in range(5)))
+    evaluation = Evaluation(index, {"a": "3"}, SYS)
+    pieces = 0
+    while evaluation.go_on(lambda _: True) is None:
+        pieces += 1
+        index.remove(4)
+        index.add(4, Filter.parse("a LIKE '3%'"))
+        if pieces == 7:
+            break
+
+    # Those that stay once each; the one that is another one each time is evaluated each time.
+    assert pieces == 7
+    assert set(evaluation._answers) >= {0, 1, 2, 3}
+    assert len(evaluation._answers) == 7
+
+
+def test_the_worst_cost_of_an_index_is_that_of_the_filters_in_it() -> None:
+    index = index_of("a = 'x'", "a LIKE '%x%y_z%'")
+    assert index.worst_us == sum(
+        Filter.parse(one).worst_us for one in ("a = 'x'", "a LIKE '%x%y_z%'")
+    )
+    index.add(0, Filter.parse("a LIKE '%x%'"))
+    index.remove(1)
+    assert index.worst_us == Filter.parse("a LIKE '%x%'").worst_us
+    index.remove(0)
+    assert index.worst_us == 0
 
 
 @settings(max_examples=50)

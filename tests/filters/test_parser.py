@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from opendata_queue.errors import InvalidInputError
 from opendata_queue.filters import (
     MAX_NODES,
     MAX_PATTERN_CHARACTERS,
@@ -33,6 +32,7 @@ from opendata_queue.filters import (
     Text,
 )
 from opendata_queue.filters.parser import MATCH_ALL, grammar_rules, plain_rules
+from opendata_queue.model.errors import InvalidInputError
 from tests.filters.strategies import filters
 
 A, B = Header("a"), Header("b")

@@ -9,7 +9,6 @@ import pytest
 
 from opendata_queue.filters import (
     MAX_DEPTH,
-    MAX_GAPPED_SEARCHES,
     MAX_NODES,
     MAX_PATTERN_CHARACTERS,
     MAX_SEARCHES,
@@ -55,7 +54,6 @@ def test_the_rfc_states_the_limits_of_the_code() -> None:
         MAX_NODES,
         MAX_PATTERN_CHARACTERS,
         MAX_SEARCHES,
-        MAX_GAPPED_SEARCHES,
     ]
 
 

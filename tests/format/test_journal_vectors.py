@@ -18,7 +18,7 @@ from odq_encodings import (
     read_journal_records,
 )
 from opendata_queue.store import PackedRows, Rows
-from opendata_queue.store.rows import Op
+from opendata_queue.store.rows.rows import Op
 from tests.format.golden import GOLDEN
 
 VECTORS: list[dict[str, Any]] = json.loads((GOLDEN / "journal.json").read_text())

@@ -165,7 +165,7 @@ class AdminRules(QueuesMachine):
             self.run(self.system.ack(queue.name, *queue.receipts[:1]))
 
     async def wait_for_deletion(self, name: str) -> None:
-        if name in self.system._queues._deletions:
+        if name in self.system._queues.admin.being_deleted:
             with pytest.raises(QueueExistsError):
                 await self.system.create_queue(name)
             await self.system.delete_queue(name)
@@ -266,7 +266,7 @@ class AdminRules(QueuesMachine):
         """The messages that are in the log, expired or not."""
         there = await self.system._messages.metadata(self.published)
         shards = {one >> 32 for one in there}
-        seen = {one for one in shards if await self.system._following.is_visible(one)}
+        seen = {one for one in shards if await self.system._reading.is_visible(one)}
         return {one for one in there if one >> 32 in seen}
 
     def learn_gone(self, when_done: bool) -> None:

@@ -286,7 +286,7 @@ class ConsumerRules(QueuesMachine):
         async with asyncio.timeout(GUARD_SECONDS):
             while True:
                 left = sum(not one.done() for one in claims)
-                waiting = len(stored._waiters) + len(stored._waiting_again)
+                waiting = len(stored.waiters)
                 if left == waiting and not (left and stored.state.promised):
                     return
                 await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from hypothesis import strategies as st
 
 from opendata_queue import ClaimedMessage, NewMessage, QueueOptions
-from opendata_queue.lanes import lane_of
+from opendata_queue.queues.lanes import lane_of
 
 LEASE_MS: Final = 1_000
 BACKOFF_MS: Final = 50

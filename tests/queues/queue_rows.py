@@ -21,7 +21,7 @@ from odq_encodings import (
     SealedDoneKey,
     SealedFailedKey,
 )
-from opendata_queue.lanes import lane_of
+from opendata_queue.queues.lanes import lane_of
 from tests.queues.queue_model import QueueModel, Waits
 
 

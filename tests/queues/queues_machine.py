@@ -25,11 +25,11 @@ from opendata_queue import (
     NewMessage,
     QueueStats,
     StoreSettings,
-    log_replay,
-    queue_removal,
-    routing,
-    turns,
 )
+from opendata_queue.queues import removal as queue_removal
+from opendata_queue.routing import replay as log_replay
+from opendata_queue.routing import router as routing
+from opendata_queue.runtime import turns
 from opendata_queue.store import Rows, forget_memory_root
 from opendata_queue.testing import ManualClock
 from tests.queues.queue_model import InFlight, IsDone, QueueModel, are_the_first
@@ -104,7 +104,7 @@ class QueuesMachine(RuleBasedStateMachine):
             self.url, settings=self.store_settings, clock=self.clock, takeover=takeover
         )
         assert system._queues.clock.now_ms() == self.now
-        database = system._queues._database
+        database = system._queues.database
         commit = database.commit
 
         async def commit_slowly(rows: Rows, **options: Any) -> None:
@@ -126,7 +126,10 @@ class QueuesMachine(RuleBasedStateMachine):
         goes on until then must not be of that kind itself.
         """
         queues = self.system._queues
-        marks = [queues._made_from_ms, *(one.state.claims_after for one in queues.queues())]
+        marks = [
+            queues.registry.made_from_ms,
+            *(one.state.in_flight.claims_after for one in queues.queues()),
+        ]
         ahead = max(marks) - self.now
         if ahead > 0:
             self.clock.advance_ms(ahead)
@@ -196,7 +199,9 @@ class QueuesMachine(RuleBasedStateMachine):
     async def catch_up(self, queue: QueueModel) -> None:
         """Let a queue see what time it is."""
         await self.caught_up()
-        await self.system._queues._bring_up_to_date(self.system._queues.queue(queue.name), 1)
+        await self.system._queues.consumers.bring_up_to_date(
+            self.system._queues.queue(queue.name), 1
+        )
         queue.take_back_leases(self.now)
 
     # --- messages are claimed and finished --------------------------------------------------------
@@ -234,7 +239,7 @@ class QueuesMachine(RuleBasedStateMachine):
     def check_attempts(self, message_id: int) -> None:
         """The claims of a message over all queues, in their order."""
         key = AttemptsKey(message_id=message_id).encode()
-        value = self.run(self.system._queues._database.get(key))
+        value = self.run(self.system._queues.database.get(key))
         assert value is not None
         assert Counter(Attempts.decode(value).consumer_ids) == Counter(self.claims[message_id])
 
@@ -285,7 +290,7 @@ class QueuesMachine(RuleBasedStateMachine):
         committer = self.system._queues.committer
         await committer.wait(committer.commit())
         found = {queue.name: QueueRows() for queue in self.queues}
-        async for chunk in self.system._queues._database.scan(b"\x01", b"\xff"):
+        async for chunk in self.system._queues.database.scan(b"\x01", b"\xff"):
             for key, value in chunk:
                 row = decode_any(key, value)
                 queue_id = getattr(row.key, "queue_id", None)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odq_encodings import Attempts, encode_attempts_key
-from opendata_queue import attempts
-from opendata_queue.attempts import AttemptsLedger
+from opendata_queue.queues import attempts
+from opendata_queue.queues.attempts import AttemptsLedger
 from opendata_queue.store import Database, Objects, Rows, StoreSettings
 
 # More than can be claimed and read during one commit: what is not durable is never forgotten.

@@ -28,11 +28,6 @@ SMALL = QueueOptions(window=2, bucket=3, max_attempts=2, backoff_ms=1_000, backo
 DAY_MS = 24 * 3_600_000
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 @pytest.fixture(params=["memory", "file"])
 def url(request: pytest.FixtureRequest, tmp_path: Path, new_memory_root: NewRoot) -> str:
     return new_memory_root() if request.param == "memory" else f"file://{tmp_path}/root"

@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 
 from odq_encodings import BacklogCount, Failure
 from opendata_queue import Engine, NewMessage, QueueOptions
-from opendata_queue.ingest import Ingest
-from opendata_queue.lanes import BULK_LANE, Backlog, Past, in_turns, lane_end, lane_of
-from opendata_queue.queue_state import Claim, Held, QueueRules, QueueState, Waiting, in_order
+from opendata_queue.model.options import QueueRules
+from opendata_queue.queues.lanes import BULK_LANE, Backlog, Past, in_turns, lane_end, lane_of
+from opendata_queue.queues.rows.backlog import BacklogRows
+from opendata_queue.queues.state import Changes, Claim, Held, QueueState, Waiting, in_order
+from opendata_queue.systems.ingest import Ingest
 from tests.conftest import NewRoot
-from tests.shards.bulk_jobs import append
+from tests.support.bulk_jobs import append
 
 WINDOW = 8
 
 
-class BacklogRows:
+class BacklogOnly:
     """The rows of a backlog, and nothing else."""
 
     def __init__(self) -> None:
@@ -47,8 +49,9 @@ class Queue:
     """A queue with a tiny window, whose backlog is read as the store reads it."""
 
     def __init__(self) -> None:
-        self.backlog = BacklogRows()
-        self.state = QueueState(QueueRules(window=WINDOW, bucket=10_000), self.backlog)
+        self.backlog = rows = BacklogOnly()
+        changes = Changes(backlog=rows, schedule=rows, finished=rows)
+        self.state = QueueState(QueueRules(window=WINDOW, bucket=10_000), changes)
 
     def route(self, shard: int, sequence: int, priority: int = 128) -> None:
         self.state.route(Waiting(priority, shard << 32 | sequence, 0, 0, 0), 1)
@@ -56,11 +59,11 @@ class Queue:
     def claim(self, count: int) -> list[tuple[int, int, int]]:
         """Priority, shard and sequence of what is claimed."""
         state = self.state
-        if state.wants_refill_for(count):
-            if not state.knows_front:
-                state.learn_front(self._read())
+        if state.ready.wants_refill_for(count):
+            if not state.ready.knows_front:
+                state.ready.learn_front(self._read())
             state.refill(1)
-        expected = state.first_ids(min(count, state.claimable), 1)
+        expected = state.ready.first_ids(min(count, state.claimable), 1)
         held = state.claim(count, lease_ms=1_000, consumer="c", now=1)
         assert [one.message_id for one in held] == expected
         self.held = held
@@ -76,8 +79,10 @@ class Queue:
         for message in sorted(self.backlog.rows.values()):
             if message.priority == best:
                 lanes.setdefault(lane_of(message.message_id), []).append(message)
-        share = max(1, self.state.front_size // len(lanes))
-        return in_turns({lane: one[:share] for lane, one in lanes.items()}, self.state.last_turn)
+        share = max(1, self.state.ready.front_size // len(lanes))
+        return in_turns(
+            {lane: one[:share] for lane, one in lanes.items()}, self.state.ready.last_turn
+        )
 
 
 def test_a_lane_is_a_live_shard_or_all_bulk_shards() -> None:
@@ -182,7 +187,7 @@ def test_every_message_comes_once_in_the_order_of_its_lane_and_the_best_priority
 
     assert not any(waiting.values())
     assert not queue.backlog.rows
-    assert queue.state.backlog.total == 0
+    assert queue.state.ready.backlog.total == 0
 
 
 async def test_claims_are_fair_to_all_shards_of_a_root(new_memory_root: NewRoot) -> None:
@@ -248,18 +253,17 @@ async def test_what_comes_while_the_backlog_is_read_is_not_overtaken(
         for publisher in (system, other):
             await publisher.publish_many([NewMessage(b"old", headers={"priority": "5"})] * 4)
         await system.all_is_routed()
-        queue = system._queues.queue("all")
-        scan = queue._scan_lane
+        scan = BacklogRows.scan_lane
         late: list[int] = []
 
-        async def scan_while_more_comes(*given: int) -> object:
-            found = await scan(*given)
+        async def scan_while_more_comes(rows: BacklogRows, *given: int) -> object:
+            found = await scan(rows, *given)
             if not late:
                 late.append(await system.publish(b"late", headers={"priority": priority}))
                 await system._tailer.caught_up()
             return found
 
-        monkeypatch.setattr(queue, "_scan_lane", scan_while_more_comes)
+        monkeypatch.setattr(BacklogRows, "scan_lane", scan_while_more_comes)
         claimed = await system.claim("all", 9)
 
         # What had been in the window was claimed before it came; one answer is in one order.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from odq_encodings import (
     ActiveMessages,
+    ActiveMessagesKey,
     BacklogEntry,
     QueueCounters,
     QueueOptionsRecord,
@@ -32,27 +33,23 @@ from opendata_queue import (
     QueueNotFoundError,
     QueueOptions,
     StoreUnavailableError,
-    log_replay,
-    queue_removal,
-    queue_store,
 )
-from opendata_queue.queue_removal import delete_rows
-from opendata_queue.queue_state import Claim
-from opendata_queue.queue_store import QueueStore
-from opendata_queue.shard import MessageShard, PublishOptions
-from opendata_queue.shard_files import OWNERS_SHARD
+from opendata_queue.log.writer import MessageShard, PublishOptions
+from opendata_queue.model.ids import OWNERS_SHARD
+from opendata_queue.queues import removal as queue_removal
+from opendata_queue.queues.lanes import Past
+from opendata_queue.queues.queue import StoredQueue
+from opendata_queue.queues.removal import delete_rows
+from opendata_queue.queues.state import Claim, QueueState
+from opendata_queue.queues.store import admin
+from opendata_queue.queues.store.refill import Refills
+from opendata_queue.routing import replay as log_replay
 from opendata_queue.store import Objects, Rows, StoreSettings, forget_memory_root
-from opendata_queue.stored_queue import StoredQueue
 from opendata_queue.testing import ManualClock
 
 _numbers = itertools.count()
 
 SMALL = QueueOptions(window=4, bucket=2, max_attempts=1, lease_ms=1_000)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -63,18 +60,6 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     url = f"memory:///admin-{next(_numbers)}"
     yield url
     forget_memory_root(url)
-
-
-@pytest.fixture
-async def system(root: str, clock: ManualClock) -> AsyncIterator[Engine]:
-    async with await Engine.open(root, clock=clock) as system:
-        yield system
-
-
-@pytest.fixture
-async def memory_system(clock: ManualClock) -> AsyncIterator[Engine]:
-    async with await Engine.open("memory:///", clock=clock) as system:
-        yield system
 
 
 @pytest.fixture
@@ -101,7 +86,7 @@ async def rows_of(system: Engine, name: str) -> list[Row]:
     """All rows of a queue that are in the store, after everything under way is."""
     await settled(system)
     found = []
-    async for chunk in system._queues._database.scan(b"\x01", b"\xff"):
+    async for chunk in system._queues.database.scan(b"\x01", b"\xff"):
         for key, value in chunk:
             row = decode_any(key, value)
             if getattr(row.key, "queue_id", None) == name.encode():
@@ -142,7 +127,7 @@ async def commits(system: Engine, count: int) -> None:
 
 def lose_after(system: Engine, batches: int) -> None:
     """Let the process be lost when so many further batches of the queue store are durable."""
-    database = system._queues._database
+    database = system._queues.database
     commit = database.commit
     left = iter(range(batches))
 
@@ -205,6 +190,30 @@ async def test_thousands_of_rows_are_purged_in_batches(
     assert system._queues.committer.durable_batch - before >= 6_000 // 400
     await check_counters(system, "q")
     assert not [row for row in await rows_of(system, "q") if isinstance(row.value, BacklogEntry)]
+
+
+async def test_a_batch_of_a_purge_is_small_enough_for_one_step_on_the_loop(
+    system: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await system.create_queue("q", options=QueueOptions(window=16))
+    await publish(system, 1_500)
+    await publish(system, 1_500, delay_ms=5)
+    drops: dict[str, list[int]] = {"drop_backlog": [], "drop_scheduled": []}
+
+    def noted(name: str) -> Callable[[QueueState, Sequence[Any]], Any]:
+        drop = getattr(QueueState, name)
+
+        def dropped(state: QueueState, rows: Sequence[Any]) -> Any:
+            drops[name].append(len(rows))
+            return drop(state, rows)
+
+        return dropped
+
+    for name in drops:
+        monkeypatch.setattr(QueueState, name, noted(name))
+
+    assert await system.purge_queue("q") == 3_000
+    assert max(drops["drop_scheduled"]) == max(drops["drop_backlog"]) == 500
 
 
 @pytest.mark.parametrize("batches", [1, 2, 5])
@@ -364,7 +373,7 @@ async def test_there_is_no_queue_from_the_call_on(system: Engine, small_steps: N
 async def test_those_who_wait_are_told_that_the_queue_is_gone(memory_system: Engine) -> None:
     await memory_system.create_queue("q")
     waiting = [asyncio.create_task(memory_system.claim("q", wait_ms=3_600_000)) for _ in range(3)]
-    while len(memory_system._queues.queue("q")._waiters) < 3:
+    while len(memory_system._queues.queue("q").waiters) < 3:
         await asyncio.sleep(0)
 
     await memory_system.delete_queue("q")
@@ -396,7 +405,7 @@ async def test_a_deletion_that_is_cut_off_goes_on_at_the_next_open(
         await go_on.wait()
         await delete_rows(*rows, **options)
 
-    monkeypatch.setattr(queue_store, "delete_rows", delete_later)
+    monkeypatch.setattr(admin, "delete_rows", delete_later)
     async with await Engine.open(root, clock=clock, takeover=True) as system:
         await lost.close()
         assert await system.list_queues() == []
@@ -425,7 +434,7 @@ async def test_a_marked_queue_is_taken_up_without_anybody_asking(
     async with await Engine.open(root, clock=clock) as system:
         options = [r.value for r in await rows_of(system, "q")][-1:]
         assert all(value.flags == 4 for value in options if isinstance(value, QueueOptionsRecord))
-        while system._queues._deletions:
+        while system._queues.admin.being_deleted:
             await asyncio.sleep(0)
         assert await rows_of(system, "q") == []
 
@@ -454,7 +463,7 @@ async def test_a_deletion_that_could_not_read_is_taken_up_by_the_next_call(
     await memory_system.create_queue("q", options=SMALL)
     await publish(memory_system, 100)
     with monkeypatch.context() as broken:
-        broken.setattr(memory_system._queues._database, "scan", no_answer)
+        broken.setattr(memory_system._queues.database, "scan", no_answer)
         with pytest.raises(StoreUnavailableError, match="no answer"):
             await memory_system.delete_queue("q")
     with pytest.raises(QueueExistsError, match="is being deleted"):
@@ -477,7 +486,7 @@ async def test_what_is_under_way_when_a_queue_is_deleted_leaves_nothing_behind(
 
         async def delete(name: str = name, moment: int = moment) -> None:
             for _ in range(moment):
-                await system._queues._database.get(b"\x01\x10")
+                await system._queues.database.get(b"\x01\x10")
             await system.delete_queue(name)
 
         results = await asyncio.gather(
@@ -875,18 +884,18 @@ async def test_what_comes_back_while_a_refill_waits_for_room_is_not_overtaken(
     memory_system: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The refill that a claim starts would be done before ours begins.
-    monkeypatch.setattr(QueueStore, "_refill_in_background", lambda *_: None)
+    monkeypatch.setattr(Refills, "in_background", lambda *_: None)
     await memory_system.create_queue("q", options=QueueOptions(window=2))
     ids = await publish(memory_system, 12)
     first = await memory_system.claim("q", 2)
     store = memory_system._queues
     queue = store.queue("q")
-    assert not queue.state.window()
+    assert not queue.state.ready.window()
     store.committer._room.clear()
 
-    refill = asyncio.create_task(store._refill(queue))
+    refill = asyncio.create_task(store.refills.refill(queue))
     for _ in range(50):
-        await store._database.get(b"\x01\x10")  # it has read by now, if it does so first
+        await store.database.get(b"\x01\x10")  # it has read by now, if it does so first
     queue.state.release(_claim(first[0].message_id, queue), store.clock.now_ms())
     queue.changed()
     store.committer._room.set()
@@ -897,5 +906,42 @@ async def test_what_comes_back_while_a_refill_waits_for_room_is_not_overtaken(
 
 
 def _claim(message_id: int, queue: StoredQueue) -> Claim:
-    (held,) = [one for one in queue.state.held() if one.message_id == message_id]
+    (held,) = [one for one in queue.state.in_flight.held() if one.message_id == message_id]
     return Claim(held.message_id, held.attempts, held.claimed_at)
+
+
+async def test_a_window_that_is_made_smaller_gives_the_rest_to_the_backlog(
+    memory_system: Engine,
+) -> None:
+    await memory_system.create_queue("q", options=QueueOptions(window=50))
+    ids = await memory_system.publish_many([NewMessage(b"x")] * 80)
+    await memory_system._tailer.caught_up()
+
+    await memory_system.update_queue("q", window=2)
+
+    value = await memory_system._queues.database.get(ActiveMessagesKey(queue_id=b"q").encode())
+    assert value is not None
+    assert len(ActiveMessages.decode(value).available) == 2
+    assert (await memory_system.stats("q")).available == 80
+    assert [m.message_id for m in await memory_system.claim("q", 100)] == ids
+
+
+async def test_a_refill_of_a_deleted_queue_touches_no_row(memory_system: Engine) -> None:
+    await memory_system.create_queue("q", options=QueueOptions(window=2))
+    await memory_system.publish_many([NewMessage(b"x")] * 20)
+    await memory_system._tailer.caught_up()
+    store = memory_system._queues
+    old = store.queue("q")
+    async with old.reading():
+        refill = asyncio.create_task(store.refills.refill(old))
+        old.state.drop_window(Past({0: 1_000}))
+        await asyncio.sleep(0)
+        await memory_system.delete_queue("q")
+        await memory_system.create_queue("q", options=QueueOptions(window=2), start="beginning")
+
+    with pytest.raises(QueueNotFoundError):
+        await refill
+    while (await memory_system.stats("q")).replaying:
+        await asyncio.sleep(0)
+    claimed = [m for _ in range(10) for m in await memory_system.claim("q", 2)]
+    assert len({m.message_id for m in claimed}) == 20

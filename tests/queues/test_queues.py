@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,27 +31,10 @@ from opendata_queue import (
     QueueStats,
     StoreSettings,
 )
-from opendata_queue.queue_store import QueueStore
+from opendata_queue.queues.queue import StoredQueue
+from opendata_queue.queues.store.consumers import Consumers
 from opendata_queue.store import Database, Objects, Rows
-from opendata_queue.stored_queue import StoredQueue
 from opendata_queue.testing import ManualClock
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def system(root: str, clock: ManualClock) -> AsyncIterator[Engine]:
-    async with await Engine.open(root, clock=clock) as system:
-        yield system
-
-
-@pytest.fixture
-async def memory_system(clock: ManualClock) -> AsyncIterator[Engine]:
-    async with await Engine.open("memory:///", clock=clock) as system:
-        yield system
 
 
 async def publish(system: Engine, *payloads: bytes, **headers: str) -> list[int]:
@@ -219,7 +202,7 @@ async def test_the_active_record_holds_the_window_and_what_is_in_flight(system: 
     await system.claim("q", 25)
 
     key = ActiveMessagesKey(queue_id=b"q").encode()
-    value = await system._queues._database.get(key)
+    value = await system._queues.database.get(key)
 
     assert value is not None
     active = ActiveMessages.decode(value)
@@ -385,7 +368,7 @@ async def test_attempts_are_kept_when_expired_messages_are_passed_over_after_a_r
     async with await Engine.open(root, clock=clock) as system:
         (claimed,) = await system.claim("b", 1, consumer="bob")
         key = AttemptsKey(message_id=kept).encode()
-        value = await system._queues._database.get(key)
+        value = await system._queues.database.get(key)
 
     assert claimed.message_id == kept
     assert value is not None
@@ -402,7 +385,7 @@ async def test_attempts_name_every_consumer_of_every_queue(root: str, clock: Man
         await system.claim("b", consumer="two")
     async with await Engine.open(root, clock=clock) as system:
         await system.claim("a", consumer="three")
-        value = await system._queues._database.get(AttemptsKey(message_id=message_id).encode())
+        value = await system._queues.database.get(AttemptsKey(message_id=message_id).encode())
 
     assert value is not None
     assert Attempts.decode(value).consumer_ids == ("one", "two", "three")
@@ -441,14 +424,14 @@ async def test_a_message_whose_rest_ends_during_a_claim_comes_before_younger_one
     ids = [await system.publish(b"x") for _ in range(4)]
     resting = await system.claim("q", count=2)
     await system.nack("q", *(one.receipt for one in resting), delay_ms=1_000)
-    bring_up_to_date = QueueStore._bring_up_to_date
+    bring_up_to_date = Consumers.bring_up_to_date
 
-    async def while_time_passes(store: QueueStore, queue: StoredQueue, count: int) -> int:
-        now = await bring_up_to_date(store, queue, count)
+    async def while_time_passes(consumers: Consumers, queue: StoredQueue, count: int) -> int:
+        now = await bring_up_to_date(consumers, queue, count)
         clock.advance_ms(1_000)  # after what was claimable at this moment was found
         return now
 
-    monkeypatch.setattr(QueueStore, "_bring_up_to_date", while_time_passes)
+    monkeypatch.setattr(Consumers, "bring_up_to_date", while_time_passes)
     claimed = await system.claim("q", count=10)
 
     assert [one.message_id for one in claimed] == ids
@@ -635,7 +618,7 @@ async def test_a_claim_waits_for_what_is_due_soon() -> None:
 async def test_a_claim_gives_up_after_its_wait(memory_system: Engine, clock: ManualClock) -> None:
     await memory_system.create_queue("q")
     waiting = asyncio.create_task(memory_system.claim("q", wait_ms=5_000))
-    while not memory_system._queues.queue("q")._waiters:
+    while not memory_system._queues.queue("q").waiters:
         await asyncio.sleep(0)
 
     clock.advance_ms(4_999)
@@ -649,7 +632,7 @@ async def test_those_who_wait_are_ended_when_the_system_closes() -> None:
     system = await Engine.open("memory:///")
     await system.create_queue("q")
     waiting = asyncio.create_task(system.claim("q", wait_ms=60_000))
-    while not system._queues.queue("q")._waiters:
+    while not system._queues.queue("q").waiters:
         await asyncio.sleep(0)
 
     await system.close()
@@ -769,3 +752,45 @@ async def test_whoever_has_published_finds_it_in_its_queue_at_once(memory_system
 
         assert [one.message_id for one in claimed] == [first, second]
         await memory_system.ack("q", *claimed)
+
+
+@pytest.mark.parametrize("given_back", ["released", "replayed"])
+async def test_what_was_given_back_can_not_be_finished_by_its_last_holder_after_a_restart(
+    tmp_path: Path, given_back: str
+) -> None:
+    url, clock = tmp_path.as_uri(), ManualClock()  # which stands still
+    async with await Engine.open(url, clock=clock) as system:
+        await system.create_queue("q", options=QueueOptions(max_attempts=1))
+        await system.publish(b"x")
+        (first,) = await system.claim("q")
+        if given_back == "released":
+            await system.release("q", first)
+        else:
+            await system.nack("q", first)
+            await system.replay("q", all=True)
+    async with await Engine.open(url, clock=clock) as system:
+        (second,) = await system.claim("q", consumer="another")
+
+        assert await system.ack("q", first.receipt) == ["lease_lost"]
+        assert await system.ack("q", second.receipt) == ["ok"]
+
+
+async def test_the_indexes_of_a_queue_are_of_no_use_to_one_that_does_not_hold_them_any_more(
+    memory_system: Engine,
+) -> None:
+    await memory_system.create_queue("q", options=QueueOptions(window=2))
+    await memory_system.publish_many([NewMessage(b"x")] * 9)
+    await memory_system.all_is_routed()
+    queue = memory_system._queues.queue("q")
+
+    async with queue.reading() as indexes:
+        assert not queue.front_may_be_taken
+        with indexes.ahead():
+            assert queue.front_may_be_taken
+        assert len(await indexes.first_of_backlog(9)) == 7
+
+    assert queue.front_may_be_taken
+    with pytest.raises(RuntimeError, match="does not hold them"):
+        await indexes.first_of_backlog(9)
+    with pytest.raises(RuntimeError, match="does not hold them"):
+        indexes.rewrite_failed(0, {})

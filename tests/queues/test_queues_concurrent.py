@@ -18,8 +18,9 @@ from opendata_queue import (
     NewMessage,
     QueueOptions,
 )
+from opendata_queue.queues.queue import StoredQueue
+from opendata_queue.queues.waiters import Waiters
 from opendata_queue.store import Rows
-from opendata_queue.stored_queue import StoredQueue
 from opendata_queue.testing import ManualClock
 from tests.conftest import NewRoot
 
@@ -30,11 +31,6 @@ GUARD_SECONDS = 120
 LEASE_MS = 36_000_000
 
 Waiting = asyncio.Task[list[ClaimedMessage]]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture
@@ -52,7 +48,7 @@ async def wait_in_line(system: Engine, number: int, count: int = 1) -> list[Wait
     line = []
     for place in range(number):
         line.append(asyncio.create_task(system.claim("q", count, wait_ms=LONG_MS)))
-        while len(stored(system)._waiters) <= place:
+        while len(stored(system).waiters) <= place:
             await asyncio.sleep(0)
     return line
 
@@ -295,14 +291,14 @@ async def test_whoever_waits_does_not_try_again_without_being_woken(
     await system.create_queue("other", filter="kind = 'other'")
     await system.update_queue("q", filter="kind = 'mine'")
     tries = 0
-    claim_now = system._queues._claim_now
+    claim_now = system._queues.consumers.claim_now
 
     async def counted(*arguments: object) -> object:
         nonlocal tries
         tries += 1
         return await claim_now(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(system._queues, "_claim_now", counted)
+    monkeypatch.setattr(system._queues.consumers, "claim_now", counted)
     line = await wait_in_line(system, 30)
     assert tries == 30
 
@@ -328,7 +324,7 @@ async def test_whoever_waited_in_vain_gets_nothing_and_leaves_nothing_behind(
         clock.advance_ms(LONG_MS)
         assert await all_of(line) == [[]] * 10
 
-    assert not stored(system)._waiters
+    assert not stored(system).waiters
     await system.publish(b"x")
     assert len(await system.claim("q", wait_ms=LONG_MS)) == 1
 
@@ -338,13 +334,13 @@ async def test_a_consumer_that_is_cancelled_as_it_is_woken_leaves_it_to_the_next
 ) -> None:
     await system.create_queue("q")
     first, second = await wait_in_line(system, 2)
-    wake = stored(system).wake
+    wake = Waiters.wake
 
-    def wake_and_cancel() -> None:
-        wake()
+    def wake_and_cancel(waiters: Waiters) -> None:
+        wake(waiters)
         first.cancel()
 
-    monkeypatch.setattr(stored(system), "wake", wake_and_cancel)
+    monkeypatch.setattr(Waiters, "wake", wake_and_cancel)
     await system.publish(b"x")
 
     with pytest.raises(asyncio.CancelledError):
@@ -389,7 +385,7 @@ class SlowCommits:
     """Commits of the queue store wait until they are let through."""
 
     def __init__(self, system: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        database = system._queues._database
+        database = system._queues.database
         commit = database.commit
         self.let_through = asyncio.Event()
         self.under_way = asyncio.Event()
@@ -447,3 +443,54 @@ async def test_a_replay_that_is_cancelled_half_way_is_not_done_twice(
     assert await second == []
     stats = await system.stats("q")
     assert (stats.failed, stats.available, stats.in_flight) == (0, 1, 1)
+
+
+async def test_those_who_were_woken_in_vain_keep_their_place(memory_system: Engine) -> None:
+    await memory_system.create_queue("q")
+    order: list[str] = []
+
+    async def wait(name: str, count: int) -> None:
+        if await memory_system.claim("q", count, wait_ms=60_000):
+            order.append(name)
+
+    waiting = []
+    for name, count in (("first", 2), ("second", 1), ("third", 1)):
+        waiting.append(asyncio.create_task(wait(name, count)))
+        await asyncio.sleep(0)
+    await memory_system.publish_many([NewMessage(b"x")] * 2)
+    while not order:
+        await asyncio.sleep(0)
+    for number in (2, 3):
+        await memory_system.publish(b"x")
+        while len(order) < number:
+            await asyncio.sleep(0)
+
+    assert order == ["first", "second", "third"]
+    await asyncio.gather(*waiting)
+
+
+async def test_a_waiter_that_is_cancelled_when_it_was_its_turn_lets_the_next_one_have_it(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await Engine.open("memory:///reviewed", clock=clock) as system:
+        await system.create_queue("q")
+        first = asyncio.create_task(system.claim("q", wait_ms=60_000))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(system.claim("q", wait_ms=60_000))
+        await asyncio.sleep(0)
+        # The first one has to learn of earlier claims before it can take the message.
+        learning = asyncio.Event()
+
+        async def learn(_: object) -> None:
+            learning.set()
+            await asyncio.Event().wait()  # until it is cancelled
+
+        with monkeypatch.context() as patched:
+            patched.setattr(system._queues.ledger, "unknown", list)
+            patched.setattr(system._queues.ledger, "learn", learn)
+            await system.publish(b"x")
+            await learning.wait()
+        first.cancel()
+
+        (message,) = await second
+        assert message.payload == b"x"

@@ -82,7 +82,7 @@ def run_and_kill(url: str, number: int, lines: int, told: Told) -> None:
 async def done_ids(system: Engine) -> list[int]:
     """What the store holds to be done, with repetitions, if there were any."""
     found: list[int] = []
-    async for chunk in system._queues._database.scan(b"\x01", b"\xff"):
+    async for chunk in system._queues.database.scan(b"\x01", b"\xff"):
         for key, value in chunk:
             if key[1] == RecordType.DONE_MESSAGES:
                 record = decode_any(key, value).value

@@ -11,12 +11,12 @@ from hypothesis.stateful import precondition, rule
 
 from odq_compactor import IngestRetention
 from opendata_queue import NewMessage, QueueStats
-from opendata_queue.ingest import Ingest
+from opendata_queue.systems.ingest import Ingest
 from tests.queues.admin_rules import AdminRules
 from tests.queues.consumer_rules import ConsumerRules
 from tests.queues.queue_model import QueueModel, batches
 from tests.queues.queues_machine import COMPACTOR
-from tests.shards.bulk_jobs import commit, write_shard
+from tests.support.bulk_jobs import commit, write_shard
 
 PUBLISHERS = 2
 

@@ -24,8 +24,8 @@ from odq_compactor import (
     compact_root,
 )
 from opendata_queue import Engine, PublishOptions, StoreSettings
-from opendata_queue.ingest import Ingest
 from opendata_queue.store import Database, DatabaseReader, Objects
+from opendata_queue.systems.ingest import Ingest
 from opendata_queue.testing import ManualClock
 
 SETTINGS = StoreSettings(fsync=False)

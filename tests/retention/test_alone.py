@@ -14,10 +14,10 @@ import odq_compactor.space
 from odq_compactor import CompactorOptions, compact_root, plan_root
 from odq_compactor.plan import NEW_POSITION, Freeable
 from opendata_queue import CorruptStoreError, Engine, NewMessage, StoreSettings
-from opendata_queue.log_replay import LogReplay
+from opendata_queue.routing.replay import LogReplay
 from opendata_queue.store import Objects, Upkeep
 from opendata_queue.testing import ManualClock
-from tests.shards.bulk_jobs import commit, write_shard
+from tests.support.bulk_jobs import commit, write_shard
 
 ERASING = CompactorOptions(work_share=1.0, erase=True)
 SETTINGS = StoreSettings(fsync=False)

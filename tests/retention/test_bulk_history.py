@@ -13,16 +13,16 @@ import pytest
 from benchmarks.counting import counted
 from odq_compactor import CompactorOptions, RetentionCompactor, plan_root
 from opendata_queue import Engine, NewMessage, QueueOptions, StoreSettings
-from opendata_queue.bulk import BulkShard
-from opendata_queue.commit_files import CommitFiles, CommittedShard
-from opendata_queue.errors import StoreUnavailableError
-from opendata_queue.shard_files import ShardFiles, earliest_bulk_shard
+from opendata_queue.log.bulk_writer import BulkShard
+from opendata_queue.model.errors import StoreUnavailableError
+from opendata_queue.root.commit_files import CommitFiles, CommittedShard
+from opendata_queue.root.shard_files import ShardFiles, earliest_bulk_shard
+from opendata_queue.runtime.aio import end_tasks
 from opendata_queue.store import DatabaseReads, Objects
-from opendata_queue.tasks import end_tasks
 from opendata_queue.testing import ManualClock
 from tests.conftest import NewRoot
 from tests.retention.rows import QUICK, queue_rows
-from tests.shards.bulk_jobs import commit, write_shard
+from tests.support.bulk_jobs import commit, write_shard
 
 DAY_MS = 86_400_000
 WEEK_MS = 7 * DAY_MS
@@ -239,7 +239,7 @@ async def test_few_commits_are_kept_and_a_job_whose_commit_is_gone_still_adds_no
         await commit(url, "batch-9", [again], now_ms=clock.now_ms())
         await routed(engine)
         assert (await engine.stats("q")).available == 7
-        assert not await engine._following.is_visible(again.shard)
+        assert not await engine._reading.is_visible(again.shard)
 
 
 async def test_a_damaged_commit_keeps_uncommitted_shards_and_stops_nothing_else(

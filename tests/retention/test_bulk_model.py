@@ -28,14 +28,14 @@ from opendata_queue import (
     QueueOptions,
     StoreUnavailableError,
 )
-from opendata_queue.bulk import BulkShard
-from opendata_queue.commit_files import CommitFiles, CommittedShard
-from opendata_queue.interface import BrowsedState, Start
-from opendata_queue.shard_files import COMMITTED_WITHIN_MS, ShardFiles, earliest_bulk_shard
+from opendata_queue.log.bulk_writer import BulkShard
+from opendata_queue.model.values import BrowsedState, Start
+from opendata_queue.root.commit_files import CommitFiles, CommittedShard
+from opendata_queue.root.shard_files import COMMITTED_WITHIN_MS, ShardFiles, earliest_bulk_shard
 from opendata_queue.store import Database, Objects, StoreSettings
 from opendata_queue.testing import ManualClock
 from tests.retention.rows import decoded, queue_rows
-from tests.shards.bulk_jobs import commit
+from tests.support.bulk_jobs import commit
 
 SETTINGS = StoreSettings(fsync=False)
 START_MS = 1_790_000_000_000

@@ -15,15 +15,15 @@ from odq_compactor.entries import FollowedEntries
 from odq_compactor.finished_bulk import FinishedBulk
 from odq_encodings import Replay
 from opendata_queue import Engine, QueueOptions
-from opendata_queue.bulk_registry import BulkRegistry
-from opendata_queue.errors import CorruptStoreError, StoreUnavailableError
-from opendata_queue.log_replay import LogReplay
-from opendata_queue.queue_store import QueueStore
+from opendata_queue.model.errors import CorruptStoreError, StoreUnavailableError
+from opendata_queue.queues.bulk_registry import BulkRegistry
+from opendata_queue.queues.store import QueueStore
+from opendata_queue.routing.replay import LogReplay
 from opendata_queue.store import Database, Rows
 from opendata_queue.testing import ManualClock
 from tests.retention.rows import QUICK, queue_rows
 from tests.retention.test_bulk_history import DAY_MS, START_MS, filled, routed
-from tests.shards.bulk_jobs import commit
+from tests.support.bulk_jobs import commit
 
 
 @pytest.fixture

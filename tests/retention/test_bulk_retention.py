@@ -8,14 +8,14 @@ import pytest
 
 from odq_compactor import CompactorOptions, RetentionCompactor, plan_root, set_delete_when_done
 from opendata_queue import Engine, NewMessage, QueueOptions
-from opendata_queue.commit_files import CommitFiles
-from opendata_queue.errors import InvalidInputError, StoreUnavailableError
-from opendata_queue.shard_files import COMMITTED_WITHIN_MS, ShardFiles
+from opendata_queue.model.errors import InvalidInputError, StoreUnavailableError
+from opendata_queue.root.commit_files import CommitFiles
+from opendata_queue.root.shard_files import COMMITTED_WITHIN_MS, ShardFiles
 from opendata_queue.store import Objects
 from opendata_queue.testing import ManualClock
 from tests.retention.rows import QUICK, queue_rows
 from tests.retention.test_bulk_history import filled, routed
-from tests.shards.bulk_jobs import commit, write_shard
+from tests.support.bulk_jobs import commit, write_shard
 
 DAY_MS = 86_400_000
 START_MS = 1_790_000_000_000

@@ -15,8 +15,8 @@ from odq_compactor import (
     set_delete_when_done,
 )
 from opendata_queue import Engine, NewMessage, QueueOptions
-from opendata_queue.ingest import Ingest
 from opendata_queue.store import DatabaseReader, Objects, Rows, StoreSettings
+from opendata_queue.systems.ingest import Ingest
 from opendata_queue.testing import ManualClock
 from tests.conftest import NewRoot
 from tests.retention.rows import ERASING, QUICK, decoded, queue_rows
@@ -24,11 +24,6 @@ from tests.retention.rows import ERASING, QUICK, decoded, queue_rows
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 LARGE = bytes(70_000)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture

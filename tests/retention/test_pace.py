@@ -16,11 +16,11 @@ from odq_compactor.entries import FollowedEntries
 from odq_compactor.pace import Pace
 from odq_compactor.plan import Ids, Run, parts
 from opendata_queue import Engine, NewMessage, QueueOptions
-from opendata_queue.stored_queue import StoredQueue
+from opendata_queue.queues.rows.indexes import Indexes
 from opendata_queue.testing import ManualClock
 from tests.conftest import NewRoot
 from tests.retention.test_bulk_history import filled, routed
-from tests.shards.bulk_jobs import commit
+from tests.support.bulk_jobs import commit
 
 T = TypeVar("T")
 
@@ -136,9 +136,7 @@ async def test_many_scans_of_many_backlogs_are_many_pieces(
         clock.advance_ms(60_001)
         monkeypatch.setattr(queues, "SPANS_AT_ONCE", 2)
         pieces, report = Pieces(), RetentionReport(now_ms=clock.now_ms())
-        monkeypatch.setattr(
-            StoredQueue, "backlog_between", pieces.counted(StoredQueue.backlog_between)
-        )
+        monkeypatch.setattr(Indexes, "backlog_between", pieces.counted(Indexes.backlog_between))
         runs = [Run(1, one, 1, 1) for one in ids[:: len(apart)]]
         await queues.expire_in_backlogs(engine.stores.queues, Ids(runs), report, pieces)
 

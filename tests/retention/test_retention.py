@@ -49,11 +49,6 @@ DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def engine(new_memory_root: NewRoot, clock: ManualClock) -> AsyncIterator[Engine]:
     async with await Routed.open(new_memory_root(), clock=clock) as engine:
         yield engine

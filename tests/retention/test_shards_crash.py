@@ -15,15 +15,15 @@ from odq_compactor import (
     set_delete_when_done,
 )
 from opendata_queue import Engine, NewMessage, QueueOptions
-from opendata_queue.commit_files import CommitFiles
-from opendata_queue.ingest import Ingest
-from opendata_queue.shard_files import ShardFiles
+from opendata_queue.root.commit_files import CommitFiles
+from opendata_queue.root.shard_files import ShardFiles
 from opendata_queue.store import Objects
+from opendata_queue.systems.ingest import Ingest
 from opendata_queue.testing import ManualClock
 from tests.conftest import NewRoot
 from tests.retention.pass_process import COMPACTOR, PUBLISHING, SETTINGS, kill_after
 from tests.retention.rows import decoded, queue_rows
-from tests.shards.bulk_jobs import commit, write_shard
+from tests.support.bulk_jobs import commit, write_shard
 
 # After how many writes: among those of expired messages and of blobs, in and behind the checkpoint
 # by which a publisher sees the queues, and while bulk shards and what others wrote are removed.

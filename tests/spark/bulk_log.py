@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from opendata_queue.clock import SystemClock
-from opendata_queue.commit_files import CommitFiles
-from opendata_queue.messages import MessageFields
+from opendata_queue.log.reader import StoredMessages
+from opendata_queue.model.clock import SystemClock
+from opendata_queue.model.messages import MessageFields
+from opendata_queue.root.commit_files import CommitFiles
 from opendata_queue.store import DatabaseReader, Objects, StoreSettings
-from opendata_queue.stored_messages import StoredMessages
 
 
 def committed(root: str) -> list[MessageFields]:

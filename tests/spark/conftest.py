@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,8 +19,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from opendata_queue.spark import OpendataQueueSource
-from opendata_queue.spark.columns import Batch
-from opendata_queue.spark.sink import BatchWriter, StreamWriter, TaskReport
+from opendata_queue.spark.rows.columns import Batch
+from opendata_queue.spark.write.sink import BatchWriter, StreamWriter, TaskReport
 
 STALLING: Final = "stalling_queue"
 KILLED: Final = "killed_queue"

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_queue.errors import InvalidInputError
-from opendata_queue.message_rows import put_message
-from opendata_queue.recent import CheckedMessage
-from opendata_queue.spark import plain_messages as plain_messages_module
-from opendata_queue.spark.columns import Layout, checked_messages, plain_messages
-from opendata_queue.spark.plain_messages import PlainMessages
+from opendata_queue.log.cache import CheckedMessage
+from opendata_queue.log.rows import put_message
+from opendata_queue.model.errors import InvalidInputError
+from opendata_queue.spark.rows import plain_messages as plain_messages_module
+from opendata_queue.spark.rows.columns import Layout, checked_messages, plain_messages
+from opendata_queue.spark.rows.plain_messages import PlainMessages
 from opendata_queue.store import Rows
 
 Row = tuple[int, bytes, bytes, int]

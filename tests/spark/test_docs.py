@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import pyspark_opendata_queue
-from opendata_queue.spark import OpendataQueueSource, options, reader, stream_reader
+from opendata_queue.spark import OpendataQueueSource, options
 from opendata_queue.spark.append import build_parser
-from opendata_queue.spark.columns import KNOWN
+from opendata_queue.spark.read import reader, stream_reader
+from opendata_queue.spark.rows.columns import KNOWN
 from opendata_queue.spark.schemas import TABLES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from opendata_queue.bulk import BulkResult
-from opendata_queue.clock import SystemClock
-from opendata_queue.commit_files import CommitFiles
-from opendata_queue.errors import FormatVersionError, InvalidInputError
-from opendata_queue.shard_files import earliest_bulk_shard
-from opendata_queue.spark.columns import Layout
+from opendata_queue.log.bulk_writer import BulkResult
+from opendata_queue.model.clock import SystemClock
+from opendata_queue.model.errors import FormatVersionError, InvalidInputError
+from opendata_queue.root.commit_files import CommitFiles
+from opendata_queue.root.descriptor import read_root
+from opendata_queue.root.shard_files import earliest_bulk_shard
 from opendata_queue.spark.data_source import OpendataQueueSource
 from opendata_queue.spark.options import SinkOptions
-from opendata_queue.spark.rejects import RejectedFiles
-from opendata_queue.spark.sink import SinkTask, TaskReport, commit_job
+from opendata_queue.spark.rows.columns import Layout
+from opendata_queue.spark.write.rejects import RejectedFiles
+from opendata_queue.spark.write.sink import SinkTask, TaskReport, commit_job
 from opendata_queue.store import Objects, StoreSettings
-from opendata_queue.system import read_root
 
 DAY_MS = 86_400_000
 

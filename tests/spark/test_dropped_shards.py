@@ -15,20 +15,20 @@ from pyspark.sql.types import StructType
 from odq_compactor import CompactorOptions, RetentionCompactor, set_delete_when_done
 from odq_encodings import encode_payload_key
 from opendata_queue import Engine, NewMessage
-from opendata_queue.bulk import BulkShard
-from opendata_queue.commit_files import CommittedShard
-from opendata_queue.errors import CorruptStoreError, OdqError
-from opendata_queue.shard_files import ShardFiles
-from opendata_queue.spark import message_rows
-from opendata_queue.spark.arrow_rows import Batches
-from opendata_queue.spark.message_rows import message_batches
-from opendata_queue.spark.reader import MessagesPartition, MessagesReader
+from opendata_queue.log.bulk_writer import BulkShard
+from opendata_queue.model.errors import CorruptStoreError, OdqError
+from opendata_queue.root.commit_files import CommittedShard
+from opendata_queue.root.shard_files import ShardFiles
+from opendata_queue.spark.read import messages as message_rows
+from opendata_queue.spark.read.messages import message_batches
+from opendata_queue.spark.read.reader import MessagesPartition, MessagesReader
+from opendata_queue.spark.rows.arrow import Batches
 from opendata_queue.spark.schemas import schema_of
 from opendata_queue.spark.visible import ShardRange, visible_ranges
 from opendata_queue.store import Objects, Rows
 from opendata_queue.testing import ManualClock
 from tests.retention.rows import ERASING, QUICK, opened
-from tests.shards.bulk_jobs import commit
+from tests.support.bulk_jobs import commit
 
 MINUTE_S = 60
 ROWS = 1_000

@@ -19,17 +19,18 @@ from typer.testing import CliRunner
 import opendata_queue as odq
 from opendata_queue import NewMessage
 from opendata_queue.cli import app
-from opendata_queue.commit_files import CommitFiles, CommittedShard
-from opendata_queue.errors import StoreAccessError
-from opendata_queue.shard_files import FIRST_BULK_SHARD, ShardFiles
+from opendata_queue.model.errors import StoreAccessError
+from opendata_queue.model.ids import FIRST_BULK_SHARD
+from opendata_queue.root.commit_files import CommitFiles, CommittedShard
+from opendata_queue.root.shard_files import ShardFiles
 from opendata_queue.spark import append as append_job
 from opendata_queue.spark import backtest as backtest_module
 from opendata_queue.spark.backtest import backtest
 from opendata_queue.spark.sessions import job_session
 from opendata_queue.store import Objects, StoreSettings
-from tests.shards.bulk_jobs import commit
 from tests.spark.bulk_log import committed, payloads
 from tests.spark.driver import named
+from tests.support.bulk_jobs import commit
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import slatedb.uniffi as slatedb
 
-from opendata_queue.spark.moment import in_one_moment
+from opendata_queue.spark.read.moment import in_one_moment
 from opendata_queue.spark.visible import moment_of
 from opendata_queue.store import Database, Objects, Rows, StoreSettings
 

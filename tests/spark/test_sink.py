@@ -23,18 +23,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from opendata_queue.commit_files import CommitFiles
-from opendata_queue.errors import StoreUnavailableError
-from opendata_queue.shard_files import ShardFiles
-from opendata_queue.spark import FORMAT, register, sink
-from opendata_queue.spark.columns import Layout
-from opendata_queue.spark.few_rows import few_bytes
+from opendata_queue.model.errors import StoreUnavailableError
+from opendata_queue.root.commit_files import CommitFiles
+from opendata_queue.root.shard_files import ShardFiles
+from opendata_queue.spark import FORMAT, register
 from opendata_queue.spark.options import SinkOptions
-from opendata_queue.spark.rejects import choose_rejects
-from opendata_queue.spark.sink import SinkTask, commit_job
+from opendata_queue.spark.rows.columns import Layout
+from opendata_queue.spark.rows.few import few_bytes
+from opendata_queue.spark.write import sink
+from opendata_queue.spark.write.rejects import choose_rejects
+from opendata_queue.spark.write.sink import SinkTask, commit_job
 from opendata_queue.store import Objects, StoreSettings
 from tests.conftest import NewRoot
-from tests.s3_server import S3Server
 from tests.spark.bulk_log import committed, payloads
 from tests.spark.conftest import ROOT, worker_environment
 from tests.spark.driver import AFTER, FILLING, large, named
@@ -48,6 +48,7 @@ from tests.spark.stalling import (
     STALLING,
     KilledSource,
 )
+from tests.support.s3_server import S3Server
 
 ROWS = 1_000
 LINE_TIMEOUT_S = 180

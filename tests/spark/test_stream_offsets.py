@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from opendata_queue import NewMessage
-from opendata_queue.spark.reader import MessagesPartition
+from opendata_queue.spark.read.reader import MessagesPartition
+from opendata_queue.spark.read.stream_reader import MessagesStreamReader, Offset
 from opendata_queue.spark.schemas import schema_of
-from opendata_queue.spark.stream_reader import MessagesStreamReader, Offset
 from opendata_queue.testing import ManualClock
 from tests.retention.rows import ERASING, opened
-from tests.shards.bulk_jobs import append
+from tests.support.bulk_jobs import append
 
 GONE, LEFT = 500, 25
 
@@ -21,11 +21,6 @@ GONE, LEFT = 500, 25
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/root"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 def stream_reader(url: str, **options: str) -> MessagesStreamReader:

@@ -9,7 +9,7 @@ from typing import Final
 
 from benchmarks.compare.contract import Address
 from benchmarks.compare.servers import lacking
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 BUCKET: Final = "bench"
 

@@ -25,7 +25,7 @@ from opendata_queue import (
     __version__,
     open_async,
 )
-from opendata_queue.store.batch_writer import active_tier
+from opendata_queue.store.rows.writer import active_tier
 
 REPOSITORY = Path(__file__).parents[3]
 QUEUE = "bench"

@@ -1,10 +1,10 @@
 """A whole queue as one JSON object on S3, changed with compare-and-set: what many build first.
 
 Operations that arrive while a request is under way are put together into the next one (group
-commit). Each group reads the object, changes it, and puts it if nobody else was faster. One that is
-kept is read again only then: right for a broker that has the object to itself.
+commit). Each group reads the object, changes it, and puts it if no other writer was faster. One
+that is kept is read again only then: right for a broker that has the object to itself.
 
-Most begin with Python's own ``json``. Whoever minds its cost takes msgspec, and leaves messages
+Most begin with Python's own ``json``. If its cost matters, one takes msgspec, and leaves messages
 that are not taken as the bytes that were read: that is a tenth of it.
 """
 

@@ -21,7 +21,7 @@ _BATCHED: Final = frozenset({"W2", "W2L", "W4", "W6", "W7"})
 
 
 class PollingClient(Client):
-    """None of them can wait for a message of another process, so they look again and again."""
+    """None of them can wait for a message of another process, so they poll."""
 
     async def receive(self, count: int, *, wait_ms: int) -> list[Received]:
         return polled(lambda: self.receive_now(count), wait_ms)

@@ -33,7 +33,7 @@
 #define fdatasync fsync
 #endif
 
-#define ODQ_ABI 8
+#define ODQ_ABI 9
 #define EXPORT __attribute__((visibility("default")))
 
 /* uniffi 0.31, contract version 30 */
@@ -98,6 +98,7 @@ typedef struct { uint64_t number, wal_next; int32_t result, error_number; RustCa
 enum { OP_PUT = 1, OP_PUT_TTL = 2, OP_DELETE = 3, HEADER_BYTES = 16, LENGTH_BYTES = 4 };
 enum { TTL_EXPIRE_AFTER_MILLIS = 3, TTL_BYTES = 12 };
 enum { MOST_COLUMNS = 32, SIZE_BYTES = 4 };
+enum { FEW_ROWS = 4, COUNT_BYTES = 4 };
 
 /* What this file was compiled to believe, for the caller to compare before its first write. */
 EXPORT uint32_t odq_layout(uint32_t *out, uint32_t capacity) {
@@ -545,6 +546,7 @@ struct Job {
     uint64_t future;
     void (*cancel)(uint64_t future);
     uint32_t limit;
+    uint64_t max_bytes; /* of the rows of a scan; 0 if there is no such limit */
     uint64_t handle, range_size, size;
     WalSync wal;
     Append to;
@@ -662,16 +664,68 @@ static int scan_result(const RustCallStatus *status) {
     return status->code == CALL_SUCCESS ? ODQ_OK : ODQ_FAILED;
 }
 
-/* The next `limit` rows of an iterator, as the binding's `next_batch` returns them. */
-static int next_rows(const Symbols *s, Job *job, uint64_t iterator, RustBuffer *rows,
-                     RustCallStatus *status) {
+/* The next `count` rows of an iterator, as the binding's `next_batch` returns them. */
+static int next_batch(const Symbols *s, Job *job, uint64_t iterator, uint32_t count,
+                      RustBuffer *rows, RustCallStatus *status) {
     const uint64_t own = s->clone_dbiterator(iterator, status);
     if (status->code != CALL_SUCCESS) return ODQ_FAILED;
-    const uint64_t future = s->dbiterator_next_batch(own, job->limit);
+    const uint64_t future = s->dbiterator_next_batch(own, count);
     drive_scan(job, s->poll_rust_buffer, s->cancel_rust_buffer, future);
     *rows = s->complete_rust_buffer(future, status);
     s->free_rust_buffer(future);
     return scan_result(status);
+}
+
+static uint32_t row_count(const uint8_t *rows) {
+    return (uint32_t)rows[0] << 24 | (uint32_t)rows[1] << 16 | (uint32_t)rows[2] << 8 | rows[3];
+}
+
+/* The same, a few at a time, until they have `max_bytes`: SlateDB takes no such limit, and one row
+ * can be as long as thousands of others. */
+static int next_rows_within(const Symbols *s, Job *job, uint64_t iterator, RustBuffer *rows,
+                            RustCallStatus *status) {
+    uint8_t *all = NULL;
+    uint64_t size = COUNT_BYTES, capacity = 0;
+    uint32_t count = 0;
+    int result = ODQ_OK;
+    do {
+        RustBuffer some = {0};
+        RustCallStatus ignored = {0};
+        const uint32_t left = job->limit - count;
+        const uint32_t wanted = left < FEW_ROWS ? left : FEW_ROWS;
+        result = next_batch(s, job, iterator, wanted, &some, status);
+        if (result != ODQ_OK) break;
+        const uint64_t added = some.len - COUNT_BYTES;
+        if (size + added > capacity) {
+            capacity = 2 * (size + added);
+            uint8_t *larger = realloc(all, capacity);
+            if (!larger) result = ODQ_NO_MEMORY;
+            else all = larger;
+        }
+        const uint32_t found = row_count(some.data);
+        if (result == ODQ_OK) memcpy(all + size, some.data + COUNT_BYTES, added);
+        s->rustbuffer_free(some, &ignored);
+        if (result != ODQ_OK) break;
+        size += added;
+        count += found;
+        if (found < wanted) break;
+    } while (count < job->limit && size < job->max_bytes);
+    if (result == ODQ_OK && all) {
+        const uint8_t head[COUNT_BYTES] = {(uint8_t)(count >> 24), (uint8_t)(count >> 16),
+                                           (uint8_t)(count >> 8), (uint8_t)count};
+        memcpy(all, head, COUNT_BYTES);
+        *rows = copied(s, all, size, status);
+        if (status->code != CALL_SUCCESS) result = ODQ_FAILED;
+    }
+    free(all);
+    return result;
+}
+
+/* The next `limit` rows of an iterator, or fewer if they have more than `max_bytes`. */
+static int next_rows(const Symbols *s, Job *job, uint64_t iterator, RustBuffer *rows,
+                     RustCallStatus *status) {
+    if (job->max_bytes) return next_rows_within(s, job, iterator, rows, status);
+    return next_batch(s, job, iterator, job->limit, rows, status);
 }
 
 /* The first `limit` rows of a range, as the binding's `next_batch` returns them. Range and options
@@ -873,17 +927,19 @@ EXPORT int32_t odq_submit_append(Mailbox *mailbox, uint64_t number, const Append
     return ODQ_NOT_WRITTEN;
 }
 
-/* The first `limit` rows of a range of a database, or of a reader's, as a job. `bytes` has the range
- * and then the options, as uniffi serialises them. */
+/* The first `limit` rows of a range of a database, or of a reader's, as a job; fewer if they have
+ * `max_bytes` before, which 0 does not bound. `bytes` has the range and then the options, as uniffi
+ * serialises them. */
 EXPORT int32_t odq_submit_scan(Mailbox *mailbox, uint64_t number, uint64_t handle, int32_t is_reader,
                                const uint8_t *bytes, uint64_t range_size, uint64_t size,
-                               uint32_t limit, RustCallStatus *status) {
+                               uint32_t limit, uint64_t max_bytes, RustCallStatus *status) {
     Job *job = new_job(mailbox, number, handle, is_reader, size, status);
     if (!job) return status->code == CALL_SUCCESS ? ODQ_NO_MEMORY : ODQ_FAILED;
     job->is_scan = 1;
     job->range_size = range_size;
     job->size = size;
     job->limit = limit;
+    job->max_bytes = max_bytes;
     memcpy(job->bytes, bytes, size);
     return submit(job);
 }

@@ -1,0 +1,1 @@
+"""What users program against, wherever the system runs."""

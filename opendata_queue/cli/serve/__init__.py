@@ -1,0 +1,1 @@
+"""``odq serve`` and ``odq tailer``."""

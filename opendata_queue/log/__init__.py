@@ -1,0 +1,1 @@
+"""Publishing: messages on their way into a shard, its log, and reading them again."""

@@ -1,0 +1,1 @@
+"""From the logs of all shards into the queues whose filters match."""

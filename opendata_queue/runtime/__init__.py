@@ -1,0 +1,1 @@
+"""Helpers for event loops, threads and processes. Nothing here knows of queues."""

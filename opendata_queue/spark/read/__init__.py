@@ -1,0 +1,1 @@
+"""Reading messages and queues into Spark."""

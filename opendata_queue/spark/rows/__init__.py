@@ -1,0 +1,1 @@
+"""Messages as columns, for Arrow and for rows of the store."""

@@ -1,0 +1,1 @@
+"""Writing rows of Spark into bulk shards."""

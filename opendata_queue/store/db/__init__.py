@@ -1,0 +1,1 @@
+"""SlateDB databases: opened, written, read, and kept small."""

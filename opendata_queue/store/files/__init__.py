@@ -1,0 +1,1 @@
+"""Files on a disk that survive a loss of power."""

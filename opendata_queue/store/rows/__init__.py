@@ -1,0 +1,1 @@
+"""Rows in bulk: packed into one write, and out of one scan, without an object for each."""

@@ -1,0 +1,1 @@
+"""SlateDB's own files, read without SlateDB."""
