@@ -29,6 +29,7 @@ from odq_encodings import BulkJob
 from opendata_queue.model.clock import SystemClock
 from opendata_queue.model.errors import CorruptStoreError, InvalidInputError, OdqError
 from opendata_queue.root.commit_files import Commit, CommitFiles, check_job
+from opendata_queue.root.timekeeping import reading_clock
 from opendata_queue.spark.data_source import FORMAT
 from opendata_queue.spark.rows.columns import (
     CORRUPT_RECORD,
@@ -41,7 +42,7 @@ from opendata_queue.spark.rows.columns import (
     VISIBLE_AT,
 )
 from opendata_queue.spark.sessions import job_session, reason_of
-from opendata_queue.spark.visible import registered_job, root_now_ms
+from opendata_queue.spark.visible import registered_job
 from opendata_queue.spark.write.rejects import count_rejects
 from opendata_queue.spark.write.sink import expired_at_most
 from opendata_queue.store import Objects, StoreSettings
@@ -140,9 +141,8 @@ async def _found(job: AppendJob) -> Commit | BulkJob | None:
 
 async def _expired(job: AppendJob, commit: Commit) -> int:
     """How many rows had expired at a commit. It has the driver's time, and they the root's."""
-    root_ms = await root_now_ms(Objects.open(job.store, StoreSettings()))
-    ahead_ms = root_ms - SystemClock().now_ms()
-    return expired_at_most(commit.shards, commit.committed_at + ahead_ms)
+    root_clock = await reading_clock(Objects.open(job.store, StoreSettings()), SystemClock())
+    return expired_at_most(commit.shards, commit.committed_at + root_clock.ahead_for_callers_ms())
 
 
 def messages_of(frame: DataFrame, job: AppendJob) -> DataFrame:

@@ -819,11 +819,15 @@ async def test_a_standby_counts_the_time_that_its_looks_take(
 ) -> None:
     await settle_in(in_memory, an_owner(lease_ms=1_000))
     newest = OwnerFiles.newest
+    all_have_read = asyncio.Barrier(len(ALL_ROLES))
+    time_has_passed = asyncio.Barrier(len(ALL_ROLES))
 
     async def slowly(files: OwnerFiles) -> Tenure | None:
         found = await newest(files)
+        await all_have_read.wait()
         if files.role == ALL_ROLES[0]:
             clock.advance_ms(150)  # of a store that is far away
+        await time_has_passed.wait()
         return found
 
     monkeypatch.setattr(OwnerFiles, "newest", slowly)
