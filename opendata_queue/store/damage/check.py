@@ -17,9 +17,11 @@ import slatedb.uniffi as slatedb
 from odq_encodings import JOURNAL_STATE_KEY, JournalMark, JournalState
 from opendata_queue.model.errors import CorruptStoreError, StoreUnavailableError
 from opendata_queue.store.damage.wal import (
+    Replay,
     damaged_wal_file,
     free_sequence,
     lost_database,
+    missing_file,
     wal_problems,
 )
 from opendata_queue.store.errors import PanicError, translated
@@ -205,14 +207,15 @@ class _Look:
         return problem_of(self._path, f"compacted/{name}", wrong)
 
     async def _check_wal(self, manifest: slatedb.VersionedManifest, *, deep: bool) -> list[Problem]:
-        after = int(manifest.replay_after_wal_id)
+        replay = Replay.of(manifest, None)
         sizes = {int(PurePosixPath(name).stem): size for name, size in self._wal_files()}
         newest = max(sizes, default=0)
         problems = []
-        for number in range(after + 1, newest + 1):
+        for number in range(replay.after + 1, newest + 1):
             name = wal_name(number)
             if number not in sizes:
-                problems.append(self._wal_problem(name, "is missing, and newer ones are there"))
+                missing = f"{missing_file(number, replay)}, and newer ones are there"
+                problems.append(self._wal_problem(name, missing))
             elif sizes[number]:
                 wrong = await self._wrong_in_wal(name, deep=deep)
                 if wrong:

@@ -305,10 +305,22 @@ def _gap(sizes: dict[int, int], replay: Replay, mark: JournalMark | None) -> _Wr
     up_to = 0 if mark is None else mark.wal
     for number in range(replay.after + 1, max(max(sizes, default=0), up_to) + 1):
         if number not in sizes:
-            return _Wrong(f"wal/{wal_name(number)}", _MISSING)
+            return _Wrong(f"wal/{wal_name(number)}", missing_file(number, replay))
     if up_to > replay.after and not sizes[up_to]:
         return _Wrong(f"wal/{wal_name(up_to)}", _EMPTY)
     return None
+
+
+def missing_file(number: int, replay: Replay) -> str:
+    """What is wrong where a WAL file is not there that the newest manifest needs.
+
+    If it is the first one that is needed, it may have been collected after a newer manifest was
+    written, and that manifest is what is missing.
+    """
+    if number > replay.after + 1:
+        return _MISSING
+    newer = manifest_name(replay.manifest + 1)
+    return f"{_MISSING}, or else manifest/{newer}, with which it would not be needed"
 
 
 def _emptied(first: int, last: int) -> _Wrong:

@@ -17,6 +17,7 @@ from opendata_queue.store import (
     check_database,
     repair_database,
 )
+from opendata_queue.store.slatedb_files.manifests import admin_of, manifest_name, wal_name
 
 SETTINGS = StoreSettings(fsync=False, memtable_bytes=64 * 1024, journal_ms=0)
 
@@ -85,6 +86,26 @@ async def test_a_file_that_is_missing_or_damaged_is_named(
     assert [one.file for one in problems] == [f"db/{folder}/{file.name}"]
     assert isinstance(problems[0], Problem)
     assert "odq repair" in str(problems[0])
+
+
+async def test_a_missing_manifest_is_named_where_wal_files_were_collected_that_an_older_one_needs(
+    root: Path,
+) -> None:
+    manifest = await admin_of(objects_in(root), "db").read_manifest(None)
+    assert manifest is not None
+    for number in range(1, int(manifest.replay_after_wal_id) + 1):
+        (root / "db" / "wal" / wal_name(number)).unlink()
+    assert await check_database(objects_in(root), "db", deep=True) == []
+    newest(root, "manifest").unlink()
+    older = await admin_of(objects_in(root), "db").read_manifest(None)
+    assert older is not None
+    assert older.replay_after_wal_id < manifest.replay_after_wal_id
+
+    first, *_ = await check_database(objects_in(root), "db", deep=False)
+
+    assert manifest_name(int(manifest.id)) in first.wrong
+    with pytest.raises(CorruptStoreError, match=manifest_name(int(manifest.id))):
+        await rows_in(root)
 
 
 async def rows_in(root: Path, settings: StoreSettings = SETTINGS) -> set[int]:
