@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from opendata_queue import Engine, NewMessage, QueueOptions
+from opendata_queue.http import v1
 from opendata_queue.http.requests.connections import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
 from opendata_queue.http.requests.exchange import Broker
 from opendata_queue.http.server.app import make_app
@@ -269,6 +270,57 @@ async def test_no_client_without_a_token_holds_a_connection_for_longer_than_it_m
 
             await until(lambda: not attacked.kept.all)
             assert await attacked.is_free()
+
+
+TINY_CHUNKS = b"1\r\n \r\n" * 40_000
+"""Far fewer bytes than a body may have."""
+
+
+async def test_a_client_without_a_token_sends_no_more_than_some_thousand_tiny_chunks(
+    attack: Attack,
+) -> None:
+    async with attack(jwt_key=SECRET) as attacked:
+        client = await attacked.connect()
+        assert await client.asks(head("/v1/claim", "Transfer-Encoding: chunked")) == 401
+
+        await client.send(TINY_CHUNKS)
+
+        assert await client.is_hung_up_on()
+        assert attacked.broker.bad_requests.total == 1
+
+
+async def test_a_body_of_tiny_chunks_is_refused_and_one_of_small_ones_is_taken(
+    attack: Attack, system: Engine
+) -> None:
+    async with attack() as attacked:
+        chunks = head("/v1/create_queue", "Transfer-Encoding: chunked") + b'c\r\n{"queue":"q"\r\n'
+        tiny, small = await attacked.connect(), await attacked.connect()
+
+        await tiny.send(chunks + TINY_CHUNKS)
+        status, text = await tiny.answer()
+        taken = await small.asks(
+            chunks + (b"100\r\n%b\r\n" % (b" " * 256)) * 10_000 + b"1\r\n}\r\n0\r\n\r\n"
+        )
+
+        assert (status, text) == (400, b"Bad request: a body in so many small pieces is not taken.")
+        assert taken == 200
+        assert await system.list_queues() == ["q"]
+
+
+async def test_the_document_of_the_api_is_made_once(
+    attack: Attack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with attack(jwt_key=SECRET) as attacked:
+        request = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        client = await attacked.connect()
+        await client.send(request)
+        first = await client.answer()
+        monkeypatch.setattr(v1, "paths", lambda: pytest.fail("it was made again"))
+
+        await client.send(request)
+
+        assert await client.answer() == first
+        assert json.loads(first[1])["openapi"] == "3.1.0"
 
 
 # --- requests that are let in ---------------------------------------------------------------------

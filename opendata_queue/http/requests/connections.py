@@ -42,6 +42,11 @@ _FED_AT_ONCE_BYTES: Final = 512
 _MAX_STRAY_BYTES: Final = 4 * 1024
 """Within a body, of what is none of it: sizes of chunks, and what is written behind them."""
 
+_FREE_PIECES: Final = 4 * 1024
+_MEAN_PIECE_BYTES: Final = 64
+"""What a body has in each piece at least, on average, if it comes in more than the free ones: a chunk
+costs as much work with one byte in it as with a thousand."""
+
 _JUST_COME_SECONDS: Final = 1.0
 _WHOLE_ANSWER_FACTOR: Final = 4
 _SWEEPS_WITHIN_A_DEADLINE: Final = 4
@@ -143,6 +148,9 @@ class Connection(HttpToolsProtocol):
     """Whether the data at hand has some of a body."""
     _stray_bytes = 0
     _rest_bytes = 0
+    _pieces = 0
+    """In which the body has come so far."""
+    _body_bytes = 0
     _deaf = False
     """Whether nothing more is read: the client has gone over to another protocol."""
     _unsent_bytes = 0
@@ -362,6 +370,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._reading = _Reading.HEAD
         self._head_bytes = self._partial_bytes = self._stray_bytes = self._rest_bytes = 0
+        self._pieces = self._body_bytes = 0
         if self.cycle is not None:
             self._until = self.loop.time() + self.kept.header_seconds
 
@@ -410,6 +419,10 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._has_body_bytes = True
+        self._pieces += 1
+        self._body_bytes += len(body)
+        if self._pieces > _FREE_PIECES and self._body_bytes < self._pieces * _MEAN_PIECE_BYTES:
+            raise _Refused("a body in so many small pieces is not taken")
         super().on_body(body)
 
     def on_message_complete(self) -> None:

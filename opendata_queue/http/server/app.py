@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from email.utils import formatdate
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -26,6 +27,7 @@ def make_app(broker: Broker) -> FastAPI:
     app.routes.extend(mqueue.routes(broker))
     app.routes.extend(_watching(broker))
     app.openapi = _document  # type: ignore[method-assign]
+    app.routes.insert(0, Route("/openapi.json", _openapi))  # the framework's encodes it each time
     app.exception_handler(HTTPException)(_no_such_route)
     return app
 
@@ -99,6 +101,16 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     )
 
 
+async def _openapi(request: Request) -> Response:
+    return Response(_encoded_document(), media_type=JSON)
+
+
+@cache
+def _encoded_document() -> bytes:
+    return to_json(_document())
+
+
+@cache
 def _document() -> dict[str, Any]:
     """The OpenAPI document, made from the same types that requests are decoded with."""
     return {
