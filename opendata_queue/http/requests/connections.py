@@ -44,8 +44,8 @@ _MAX_STRAY_BYTES: Final = 4 * 1024
 
 _FREE_PIECES: Final = 4 * 1024
 _MEAN_PIECE_BYTES: Final = 64
-"""What a body has in each piece at least, on average, if it comes in more than the free ones: a chunk
-costs as much work with one byte in it as with a thousand."""
+"""What a body has in each piece at least, on average, if it comes in more than the free ones: a
+chunk costs as much work with one byte in it as with a thousand."""
 
 _JUST_COME_SECONDS: Final = 1.0
 _WHOLE_ANSWER_FACTOR: Final = 4

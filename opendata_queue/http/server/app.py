@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from email.utils import formatdate
 from functools import cache
 from typing import Any
@@ -107,7 +108,7 @@ async def _openapi(request: Request) -> Response:
 
 @cache
 def _encoded_document() -> bytes:
-    return to_json(_document())
+    return json.dumps(_document(), separators=(",", ":")).encode()
 
 
 @cache
