@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import slatedb.uniffi as slatedb
 
+from opendata_queue.store.native.binding import check_checksums, checked_binding
 from opendata_queue.store.native.library import Unusable
-from opendata_queue.store.rows.writer import check_checksums, checked_binding
 
 logger = logging.getLogger(__name__)
 

@@ -46,7 +46,8 @@ from opendata_queue.store.location import JOURNAL_SUFFIX, StoreKind
 from opendata_queue.store.native.jobs import NotWritten, not_written
 from opendata_queue.store.objects.objects import Objects
 from opendata_queue.store.problems import REPAIR, Problem
-from opendata_queue.store.rows.writer import Tier, active_tier, in_worker, native_jobs
+from opendata_queue.store.rows.writer import Tier, active_tier, native_jobs
+from opendata_queue.store.workers import in_worker
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ MAX_TTL_MS = 2**62
 
 
 class Op(enum.IntEnum):
-    """First byte of a packed row. `native/batch_writer.c` has the same numbers."""
+    """First byte of a packed row. `native/helper.h` has the same numbers."""
 
     PUT = 1
     PUT_TTL = 2

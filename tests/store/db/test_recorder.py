@@ -13,7 +13,7 @@ import slatedb.uniffi as slatedb
 
 from opendata_queue.store import Database, Objects, Rows, StoreSettings
 from opendata_queue.store.db import recorder
-from opendata_queue.store.rows.writer import checked_binding
+from opendata_queue.store.native.binding import checked_binding
 
 WRITES = "slatedb.db.write_ops"
 

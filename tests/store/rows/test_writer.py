@@ -22,7 +22,9 @@ import slatedb.uniffi as slatedb
 from odq_encodings import Column, Each, Fixed
 from opendata_queue.store import Database, Objects, StoreSettings
 from opendata_queue.store.files.durable import WalSync
+from opendata_queue.store.native import binding as slatedb_binding
 from opendata_queue.store.native import library as native_library
+from opendata_queue.store.native.abi import NATIVE_ABI
 from opendata_queue.store.rows import writer as batch_writer
 from opendata_queue.store.rows.packed import PackedRows
 from opendata_queue.store.rows.rows import (
@@ -619,7 +621,7 @@ def test_the_compiled_tier_is_chosen_in_silence(caplog: pytest.LogCaptureFixture
 
 
 def _assume(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
-    monkeypatch.setattr(batch_writer, name, value)
+    monkeypatch.setattr(slatedb_binding, name, value)
 
 
 def test_the_release_of_slatedb_that_was_tested_is_the_one_that_is_installed() -> None:
@@ -631,7 +633,7 @@ def test_the_release_of_slatedb_that_was_tested_is_the_one_that_is_installed() -
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     (pinned,) = [one for one in project["project"]["dependencies"] if one.startswith("slatedb")]
 
-    assert pinned == f"slatedb=={batch_writer.SLATEDB_VERSION}"
+    assert pinned == f"slatedb=={slatedb_binding.SLATEDB_VERSION}"
 
 
 BROKEN: list[tuple[str, Any, str]] = [
@@ -698,7 +700,7 @@ def test_a_c_helper_that_cannot_be_loaded_steps_down(
 def test_a_c_helper_of_another_version_steps_down(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(native_library, "NATIVE_ABI", native_library.NATIVE_ABI + 1)
+    monkeypatch.setattr(native_library, "NATIVE_ABI", NATIVE_ABI + 1)
     assert active_tier() is Tier.ctypes
     assert "rebuild" in caplog.messages[0]
 
