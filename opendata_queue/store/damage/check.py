@@ -23,7 +23,11 @@ from opendata_queue.store.damage.wal import (
     wal_problems,
 )
 from opendata_queue.store.errors import PanicError, translated
-from opendata_queue.store.journal.journal import check_journals, newest_mark, set_journal_aside
+from opendata_queue.store.journal.inspection import (
+    check_journals,
+    newest_mark,
+    set_journal_aside,
+)
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects.objects import Objects
 from opendata_queue.store.problems import Problem, problem_of

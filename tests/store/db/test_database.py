@@ -27,6 +27,7 @@ from opendata_queue import (
 )
 from opendata_queue.store import Database, DatabaseReader, Objects, Rows
 from opendata_queue.store.db import database as database_module
+from opendata_queue.store.db import reads as reads_module
 from opendata_queue.store.db.replay_length import FLUSHED_AFTER
 from opendata_queue.store.errors import translated
 from opendata_queue.store.files.durable import TreeSync
@@ -397,7 +398,7 @@ async def test_where_a_file_is_cut_off_nobody_waits_long_a_second_time(
     with pytest.raises(CorruptStoreError):
         await database.get(b"0007")
     database._outage_timeout_ms = SETTINGS.outage_timeout_ms
-    monkeypatch.setattr(database_module, "_DAMAGED_TIMEOUT_MS", 60)
+    monkeypatch.setattr(reads_module, "_DAMAGED_TIMEOUT_MS", 60)
 
     with pytest.raises(CorruptStoreError) as caught:
         await database.get(b"0008")

@@ -10,7 +10,7 @@ import pytest
 from opendata_queue import Engine, Ingest
 from opendata_queue.model.errors import StoreUnavailableError
 from opendata_queue.store import Database, DatabaseReader, Objects, Rows, StoreSettings
-from opendata_queue.store.db.database import DatabaseReads
+from opendata_queue.store.db.reads import DatabaseReads
 from opendata_queue.store.db.upkeep import Upkeep
 
 SETTINGS = StoreSettings(garbage_age_ms=1, fsync=False, journal_ms=0)

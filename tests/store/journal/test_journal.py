@@ -32,8 +32,10 @@ from opendata_queue.store.db import database as database_module
 from opendata_queue.store.files import durable as durable_files
 from opendata_queue.store.files.durable import WalSync, is_on_network
 from opendata_queue.store.journal import journal as journal_module
+from opendata_queue.store.journal import layout
 from opendata_queue.store.journal import writes as journaled_writes
-from opendata_queue.store.journal.journal import Journal, unflushed
+from opendata_queue.store.journal.contents import unflushed
+from opendata_queue.store.journal.journal import Journal
 from opendata_queue.store.native.jobs import NotWritten, not_written
 from opendata_queue.store.rows.writer import commit_rows, write_rows
 
@@ -288,7 +290,7 @@ async def test_who_is_killed_while_bringing_in_a_journal_leaves_it_to_the_next(
 async def test_a_large_commit_is_not_undone_by_what_is_left_in_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 100)
     database = await opened(tmp_path / "root")
     await database.commit(rows_of((b"a", b"old"), (b"b", b"1")))
 
@@ -304,7 +306,7 @@ async def test_a_large_commit_is_not_undone_by_what_is_left_in_the_journal(
 async def test_a_journal_that_is_full_is_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 1_000)
     database = await opened(tmp_path / "root")
     for number in range(100):
         await database.commit(rows_of((b"%03d" % number, b"v" * 50)))
@@ -323,8 +325,8 @@ async def test_a_kill_at_any_moment_loses_nothing_and_undoes_nothing(
     tmp_path: Path, copies: Iterator[Path], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Commits of all sizes, flushes and reads by chance, in regions that are soon full."""
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_500)
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 600)
+    monkeypatch.setattr(layout, "REGION_BYTES", 1_500)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 600)
     chance = random.Random(seed)
     expected: dict[bytes, bytes] = {}
     folder = next(copies)
@@ -369,7 +371,7 @@ def records_of(folder: Path) -> tuple[bytes, list[int]]:
 async def test_a_journal_of_which_the_last_records_were_not_written_gives_whole_commits_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 2_000)
     database = await opened(tmp_path / "root")
     for number in range(5):
         await database.commit(rows_of((b"n", b"%d" % number), (b"%d" % number, b"v")))
@@ -387,7 +389,7 @@ async def test_a_journal_of_which_the_last_records_were_not_written_gives_whole_
 async def test_a_journal_that_is_cut_anywhere_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 2_000)
     database = await opened(tmp_path / "root")
     for number in range(5):
         await database.commit(rows_of((b"n", b"%d" % number), (b"%d" % number, b"v")))
@@ -403,7 +405,7 @@ async def test_a_journal_that_is_cut_anywhere_is_refused(
 async def test_a_record_that_is_damaged_with_others_behind_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 2_000)
     database = await opened(tmp_path / "root")
     for number in range(5):
         await database.commit(rows_of((b"n", b"%d" % number), (b"%d" % number, b"v")))
@@ -469,7 +471,7 @@ def test_a_record_with_a_byte_that_has_changed_is_none(place: int) -> None:
 async def test_a_journal_that_lacks_a_record_in_the_middle_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 1_000)
     monkeypatch.setattr(journal_module.Journal, "is_flushed", lambda *_: None)
     database = await opened(tmp_path / "root")
     await database.commit(rows_of((b"a", b"1")))
@@ -532,7 +534,7 @@ async def test_who_serves_queues_alone_routes_what_a_killed_owner_of_all_had_ack
 async def test_a_record_that_is_written_over_half_way_was_flushed_and_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 1_000)
     journal = Journal(tmp_path, 1, sync=False, name="it")
     await journal.append(b"first")
     flushed = await journal.switch()
@@ -671,7 +673,7 @@ async def test_whoever_fails_to_open_leaves_the_one_before_replaced(
 async def test_a_record_that_is_written_while_others_are_flushed_does_not_say_that_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 1_000)
     journal = Journal(tmp_path, 1, sync=False, name="it")
     await journal.append(b"first")
     flushed = await journal.switch()
@@ -713,7 +715,7 @@ async def test_what_is_acknowledged_while_it_is_closed_is_kept(tmp_path: Path) -
 async def test_a_large_commit_is_not_seen_before_it_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 100)
     database = await opened(tmp_path)
     await database.commit(rows_of((b"a", b"1")))
     written, durable = asyncio.Event(), asyncio.Event()
@@ -742,7 +744,7 @@ async def test_a_large_commit_is_not_seen_before_it_is_durable(
 async def test_a_large_commit_that_fails_is_never_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 100)
     database = await opened(tmp_path)
     await database.commit(rows_of((b"a", b"1")))
 
@@ -915,8 +917,8 @@ def _is_open_on(descriptor: int, path: Path) -> bool:
 async def test_old_rows_do_not_come_back_after_large_commits_and_a_torn_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large_commits: int
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(layout, "REGION_BYTES", 1_000)
     database = await opened(tmp_path / "root")
     await database.commit(rows_of((b"a", b"old")))
     await database.show_others()
@@ -941,7 +943,7 @@ async def test_old_rows_do_not_come_back_after_large_commits_and_a_torn_record(
 async def test_a_read_that_is_under_way_outlives_a_large_commit_that_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 100)
     database = await opened(tmp_path)
     assert database._journaled is not None
     going, done = asyncio.Event(), asyncio.Event()
