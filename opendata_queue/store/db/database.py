@@ -393,7 +393,7 @@ class Database(DatabaseReads):
                 continue
             try:
                 await self._upkeep.collect_garbage()
-                self._garbage.looked()
+                self._garbage.collected()
             except OdqError:  # noted, logged and counted there; garbage can wait
                 continue
 

@@ -308,9 +308,9 @@ class DatabaseReads:
         return await read()
 
     async def _find_cut_file(self) -> Problem | None:
-        looking = f"look at the files of {self.name}"
-        with contextlib.suppress(OdqError), translated(looking):
-            return await in_time(cut_file(self._objects, self._path), _FIND_CUT_TIMEOUT_MS, looking)
+        reading = f"look at the files of {self.name}"
+        with contextlib.suppress(OdqError), translated(reading):
+            return await in_time(cut_file(self._objects, self._path), _FIND_CUT_TIMEOUT_MS, reading)
         return None
 
 

@@ -111,7 +111,7 @@ def _short_cut(binding: Any, method: str) -> Any:
     def register(handle: int, *rest: Any) -> None:
         recorder = recorder_of(handle)
         if type(recorder) is not binding.DefaultMetricsRecorder:
-            slow(handle, *rest)  # somebody else's recorder
+            slow(handle, *rest)  # not one of ours
             return
         *arguments, result, status = rest
         guarded(

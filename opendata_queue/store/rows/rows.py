@@ -94,7 +94,7 @@ class Rows:
     ) -> None:
         """Put so many rows, given by column, all keys of one length.
 
-        A row costs a quarter of what ``put`` costs, and nobody has to encode it by itself.
+        A row costs a quarter of what ``put`` costs, and is not encoded by itself.
         """
         if not count:
             return

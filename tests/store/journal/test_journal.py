@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import slatedb.uniffi as slatedb
 
 from odq_encodings import JournalRecord, read_journal_records
 from opendata_queue import (
@@ -227,7 +228,7 @@ async def test_who_is_replaced_can_acknowledge_nothing_and_loses_nothing(
 
 
 @pytest.mark.parametrize("tier", [Tier.compiled, Tier.public])
-async def test_who_was_replaced_by_somebody_who_is_gone_too_finds_out(
+async def test_an_owner_finds_out_that_it_was_replaced_by_one_that_is_gone_too(
     tmp_path: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "active_tier", lambda: tier)
@@ -645,7 +646,7 @@ async def test_who_is_replaced_before_it_has_a_journal_does_not_open(
     await second.close()
 
 
-async def test_whoever_fails_to_open_leaves_the_one_before_replaced(
+async def test_an_open_that_fails_leaves_the_owner_before_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await opened(tmp_path)
@@ -836,7 +837,7 @@ async def test_closing_does_not_wait_for_ever_for_a_store_that_does_not_answer(
 
     with monkeypatch.context() as patched:
         patched.setattr(journaled_writes, "commit_rows", never)
-        patched.setattr(type(database._db), "shutdown", never)
+        patched.setattr(slatedb.Db, "shutdown", never)
         async with asyncio.timeout(30):
             await database.close()
 
@@ -859,7 +860,7 @@ async def test_opening_does_not_wait_for_ever_for_a_store_that_does_not_answer(
 
     with monkeypatch.context() as patched:  # as SlateDB does when the disk is full
         patched.setattr(journaled_writes, "commit_rows", never)
-        patched.setattr(type(first._db), "shutdown", never)
+        patched.setattr(slatedb.Db, "shutdown", never)
         with pytest.raises(StoreUnavailableError, match=r"could not open .*: no answer within 50"):
             async with asyncio.timeout(30):
                 await opened(tmp_path / "copy", settings)
@@ -869,7 +870,7 @@ async def test_opening_does_not_wait_for_ever_for_a_store_that_does_not_answer(
     await after.close()
 
 
-async def test_whoever_fails_to_open_leaves_no_descriptor_open(
+async def test_an_open_that_fails_leaves_no_descriptor_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     descriptors = []
@@ -886,7 +887,7 @@ async def test_whoever_fails_to_open_leaves_no_descriptor_open(
     assert not _is_open_on(descriptor, tmp_path / "db" / "wal")
 
 
-async def test_whoever_gives_up_closing_leaves_no_descriptor_open(
+async def test_a_close_that_is_given_up_leaves_no_descriptor_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = await opened(tmp_path, SYNCED)
@@ -897,7 +898,7 @@ async def test_whoever_gives_up_closing_leaves_no_descriptor_open(
         closing_now.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(type(database._db), "shutdown", never)
+    monkeypatch.setattr(slatedb.Db, "shutdown", never)
     closing = asyncio.create_task(database.close())
     await closing_now.wait()
     closing.cancel()
