@@ -61,7 +61,7 @@ bench-parts: $(READY)
 serve: $(READY)
 	$(BIN)/odq serve --store $(or $(STORE),file://$(CURDIR)/build/root)
 
-$(READY): pyproject.toml hatch_build.py opendata_queue/store/native/batch_writer.c
+$(READY): pyproject.toml hatch_build.py $(wildcard opendata_queue/store/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""Build hook: compiles the batch writer's C helper, if a C compiler is there.
+"""Build hook: compiles the C helper into one shared library, if a C compiler is there.
 
 Without one the package is whole all the same; it then writes through a slower tier. So nothing in
 here may fail a build: it says in one line what was done, and why not.
@@ -17,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = "opendata_queue/store/native/batch_writer.c"
+SOURCES = "opendata_queue/store/native"
 FLAGS = ["-O2", "-std=c11", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"]
 TIMEOUT_S = 120
 
@@ -30,8 +30,9 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         if library is None:
             _say(f"not compiled on {sys.platform}")
             return
-        target = Path(self.root, SOURCE).with_name(library)
-        problem = _compile(Path(self.root, SOURCE), target)
+        folder = Path(self.root, SOURCES)
+        target = folder / library
+        problem = _compile(sorted(folder.glob("*.c")), target)
         if problem is not None:
             _say(f"not compiled, a slower tier will be used: {problem}")
             return
@@ -57,7 +58,7 @@ def _platform_tag() -> str:
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
-def _compile(source: Path, target: Path) -> str | None:
+def _compile(sources: list[Path], target: Path) -> str | None:
     """Compile into `target`; what went wrong, or None."""
     # One left by an earlier build must not pass for this one, should this one fail.
     target.unlink(missing_ok=True)
@@ -66,7 +67,7 @@ def _compile(source: Path, target: Path) -> str | None:
         return "no C compiler found (CC, cc, gcc, clang)"
     # Renamed into place, so that a process that has the old one loaded keeps it whole.
     partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    command = [*compiler, *FLAGS, "-o", str(partial), str(source)]
+    command = [*compiler, *FLAGS, "-o", str(partial), *map(str, sources)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         if done.returncode != 0:

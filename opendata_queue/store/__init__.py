@@ -4,11 +4,13 @@ from opendata_queue.store.damage.bulk_proof import unproven, withdraw_proof
 from opendata_queue.store.damage.check import check_database, repair_database
 from opendata_queue.store.damage.salvage import salvage_ssts
 from opendata_queue.store.db.bulk_database import BulkDatabase
-from opendata_queue.store.db.database import BlockCache, Database, DatabaseReader, DatabaseReads
+from opendata_queue.store.db.database import Database
+from opendata_queue.store.db.reader import BlockCache, DatabaseReader
+from opendata_queue.store.db.reads import DatabaseReads
 from opendata_queue.store.db.upkeep import Upkeep
 from opendata_queue.store.errors import has_no_database
 from opendata_queue.store.files.local import readable_by
-from opendata_queue.store.journal.journal import has_journal
+from opendata_queue.store.journal.inspection import has_journal
 from opendata_queue.store.last_calls import wait_for_last_calls
 from opendata_queue.store.location import Location, StoreKind
 from opendata_queue.store.objects.abilities import Abilities, Overwrite

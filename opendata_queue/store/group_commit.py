@@ -45,7 +45,7 @@ _SHARE_FOR_CALLERS: Final = 1 / 20
 """Of the time that a commit takes: so long those are waited for who are farther away."""
 _SHORTEST_WAIT_S: Final = 0.001
 _LONGEST_WAIT_S: Final = 0.05
-"""After a commit that an outage has held up, nobody is waited for that long."""
+"""A limit, for a commit that an outage has held up: callers are not waited for that long."""
 
 _LAZY_MS: Final = 5
 _LAZY_S3_MS: Final = 100
@@ -63,8 +63,8 @@ class CommitLimits:
     """How long a commit waits for company. On S3 it bounds the number of requests."""
 
     lazy_ms: float | None = None
-    """How long rows that nobody waits for, such as those of routing, wait for a commit that
-    somebody does wait for: 5 ms unless given, and 100 ms on S3, where a commit is a request."""
+    """How long rows without a waiting caller, such as those of routing, wait for a commit that
+    has one: 5 ms unless given, and 100 ms on S3, where a commit is a request."""
 
     def __post_init__(self) -> None:
         shortest_ms = min(self.linger_ms, self.lazy_ms or 0)
@@ -191,8 +191,8 @@ class GroupCommitter:
     async def room_beside_callers(self, most_rows: int) -> None:
         """``room``, but in a commit that has fewer rows than that.
 
-        For what nobody waits for: callers who share a commit with it must not wait for much more
-        than their own rows.
+        For rows without a waiting caller: callers that share a commit with them must not wait for
+        much more than their own rows.
         """
         await self.room()
         while len(self._batch.rows) >= most_rows:
@@ -206,7 +206,7 @@ class GroupCommitter:
         """Ask for the next commit; the future is done when its rows are durable.
 
         It is shared with other callers: await it through ``wait``. An urgent one does not linger.
-        A lazy one, which nobody waits for, goes along with the next that somebody wants, if that
+        A lazy one, which has no waiting caller, goes along with the next that has one, if that
         comes soon.
         """
         self.check_open()
@@ -241,8 +241,8 @@ class GroupCommitter:
     async def at_work(self) -> None:
         """Wait until a commit is under way, that which was asked for or the one before it.
 
-        Whoever has something to compute before it waits for the end does it then, while the store
-        is busy and nobody else would use the time.
+        A caller that has something to compute before it waits for the end does it then, while the
+        store is busy and the processor is free.
         """
         if self._under_way is None and not self._batch.done.done():
             started: asyncio.Future[None] = self._loop.create_future()
@@ -261,7 +261,7 @@ class GroupCommitter:
         """Take nothing more, for a reason that every caller gets from now on.
 
         What has gathered is not committed. A commit that is under way ends by itself, one way or
-        the other, and its callers are told the truth.
+        the other, and its callers get its result.
         """
         if self._failure is not None:
             return
@@ -296,7 +296,7 @@ class GroupCommitter:
             await asyncio.wait([self._runner])
 
     def _hurry(self) -> None:
-        """Let the next commit wait for nobody."""
+        """Let the next commit begin without waiting for callers."""
         self._full.set()
         self._all_back.set()
 
@@ -312,7 +312,7 @@ class GroupCommitter:
         except OdqError as error:
             self._stop(error)
         except BaseException as error:
-            # Cancelled with its event loop, or a defect: whoever waits must not wait for ever.
+            # Cancelled with its event loop, or a defect: callers must not wait for ever.
             stopped = ClosedError(f"{self._database.name} was stopped by {error!r}")
             stopped.__cause__ = error
             self._stop(stopped)
@@ -324,13 +324,13 @@ class GroupCommitter:
         """Let others into the next commit: a turn of the loop costs microseconds, a commit a
         hundred times that.
 
-        Whoever was woken together with us may want to join. So may the callers of the last commit:
-        without them, they and those who came meanwhile would take turns for ever, each time half
-        of them, and each would wait for two commits.
+        Tasks that were woken together with us may want to join. So may the callers of the last
+        commit: without them, they and those who came meanwhile would take turns for ever, each time
+        half of them, and each would wait for two commits.
         """
         await asyncio.sleep(0)
         missed = self._gone
-        # One that is full lets nobody in, and one that is urgent waits for nobody.
+        # One that is full takes no more callers, and one that is urgent waits for none.
         if missed > 0 and not self._full.is_set() and self._patience.is_worth_it():
             await self._wait_for_callers()
             if not self._full.is_set():

@@ -16,10 +16,10 @@ from types import FrameType
 from typing import Final
 
 _PATIENCE_SECONDS: Final = 5.0
-_LOOK_SECONDS: Final = 0.001
-_LOOKS: Final = 3
-"""So often in a row nobody must be seen: a thread that has just come, and waits for the
-interpreter's lock, is seen only after it was let in."""
+_POLL_SECONDS: Final = 0.001
+_QUIET_POLLS: Final = 3
+"""So often in a row no thread must be seen: one that has just come, and waits for the
+interpreter's lock, is seen only when it has that."""
 _CALLED: Final = ("asyncio.", "slatedb.", "obstore.")
 """Where threads of the libraries enter Python."""
 
@@ -27,10 +27,10 @@ _CALLED: Final = ("asyncio.", "slatedb.", "obstore.")
 def wait_for_last_calls() -> None:
     """Return when no thread of the libraries is in Python any more, or after some seconds."""
     give_up_at = time.monotonic() + _PATIENCE_SECONDS
-    quiet_looks = 0
-    while quiet_looks < _LOOKS and time.monotonic() < give_up_at:
-        time.sleep(_LOOK_SECONDS)
-        quiet_looks = 0 if _calls() else quiet_looks + 1
+    quiet_polls = 0
+    while quiet_polls < _QUIET_POLLS and time.monotonic() < give_up_at:
+        time.sleep(_POLL_SECONDS)
+        quiet_polls = 0 if _calls() else quiet_polls + 1
 
 
 def _calls() -> set[int]:

@@ -90,16 +90,16 @@ class StoreSettings:
     """How old a manifest must be on an S3 that can't overwrite an object by its ETag (RFC 0015)."""
 
     compaction_poll_ms: int | None = None
-    """How often SlateDB looks whether there are files to compact, and what has been compacted;
+    """How often SlateDB polls whether there are files to compact, and what has been compacted;
     every 15 s on S3, where that is eight reads for each database, busy or not, and every second
     elsewhere. It can't be changed while a database is open.
 
-    From when files are there to when a writer knows that they are one takes three looks, and the
-    compaction. Meanwhile 32 files of ``memtable_bytes`` may be written, a GiB: who writes over 20
-    MiB a second to S3 for minutes should look more often.
+    From when files are there to when a writer knows that they are one takes three polls, and the
+    compaction. Meanwhile 32 files of ``memtable_bytes`` may be written, a GiB: a system that writes
+    over 20 MiB a second to S3 for minutes should poll more often.
 
-    Who opens and closes a root again and again leaves a file each time: when there are too many, a
-    close waits for two or three looks. So on S3 it is every 5 s where many files wait at open."""
+    Opening and closing a root again and again leaves a file each time: when there are too many, a
+    close waits for two or three polls. So on S3 it is every 5 s where many files wait at open."""
 
     replaced_files_kept_ms: int = 900_000
     """How long files that a compaction has replaced are kept for scans that still read them."""
@@ -159,11 +159,11 @@ class StoreSettings:
             # a few seconds of outage. We bound the wait of callers instead.
             "object_store_max_retries": None,
             # A writer that was replaced finds out when it flushes. This is for what compaction has
-            # done, and asks four times for each look.
+            # done, and makes four requests for each poll.
             "manifest_poll_interval": f"{poll_ms}ms",
             # One thread for each: with more, a large compaction leaves nothing to callers.
             "compactor_options.worker.max_subcompactions": 1,
-            # A large one, and a small one beside it that keeps writers from having to wait.
+            # A large one, and at the same time a small one that keeps writers from having to wait.
             "compactor_options.max_concurrent_compactions": 2,
             "compactor_options.worker.max_concurrent_compactions": 2,
             "compactor_options.worker.max_sst_size": max(_LEAST_SST_BYTES, self.memtable_bytes),

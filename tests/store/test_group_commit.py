@@ -93,7 +93,7 @@ async def test_who_is_in_a_hurry_waits_for_no_callers(
         committer = system._shard._committer
         await asyncio.gather(*(system.publish(b"comes back") for _ in range(4)))
         committer._took_s = 1e9
-        committer._gone = 50  # most of whom never come back
+        committer._gone = 50  # most of which never come back
         waiting = asyncio.create_task(system.publish(b"waits for the others"))
         for _ in range(100):
             await asyncio.sleep(0)
@@ -148,13 +148,13 @@ async def test_a_commit_lingers_for_company_until_it_is_full(
     sizes = watch_commits(monkeypatch)
     options = PublishOptions(limits=CommitLimits(batch_rows=8, linger_ms=60_000))
     async with await Engine.open("memory:///", options=options) as system:
-        # The block of sequences does not linger; nobody could keep it company.
+        # The block of sequences does not linger; no other rows could join it.
         await asyncio.gather(*(system.publish(b"%d" % n) for n in range(4)))
 
         assert sizes == [1, 8]
 
 
-async def test_whatever_kills_the_committer_nobody_waits_for_ever(
+async def test_whatever_kills_the_committer_no_caller_waits_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def broken(_: Database, rows: Rows, **options: Any) -> None:
@@ -173,7 +173,7 @@ async def test_whatever_kills_the_committer_nobody_waits_for_ever(
     await system.close()
 
 
-async def test_a_record_that_can_not_be_encoded_stops_everything_and_hangs_nobody(
+async def test_a_record_that_can_not_be_encoded_stops_everything_and_leaves_no_caller_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(_: Rows) -> None:

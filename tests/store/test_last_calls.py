@@ -83,15 +83,15 @@ with opendata_queue.open("memory:///") as system:
 
 
 def test_it_is_done_at_the_end_of_a_process() -> None:
-    told = f"import atexit\natexit.register(print, 'before')\n{SCRIPT}\n" + (
-        "from opendata_queue.store import last_calls\nlast_calls._calls = lambda: print('looked')\n"
+    script = f"import atexit\natexit.register(print, 'before')\n{SCRIPT}\n" + (
+        "from opendata_queue.store import last_calls\nlast_calls._calls = lambda: print('polled')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", told],
+        [sys.executable, "-c", script],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=120,
     )
 
-    assert (done.returncode, done.stdout) == (0, "looked\n" * 3 + "before\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "polled\n" * 3 + "before\n"), done.stderr

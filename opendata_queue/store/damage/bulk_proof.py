@@ -1,7 +1,7 @@
 """What proves that a bulk shard is as its writer left it (RFC 0009).
 
 Its database is written once and never changes. A manifest with a flipped bit may name fewer files
-and still be readable, so its size and checksum are kept beside it.
+and still be readable, so its size and checksum are kept in a file of their own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BulkProof(BaseModel):
 
 
 async def leave_proof(objects: Objects, path: str) -> None:
-    """Note how the newest manifest of a database looks that nobody will write to any more."""
+    """Note the size and checksum of the newest manifest of a database that is complete."""
     if objects.location.kind is StoreKind.MEMORY:
         return  # where SlateDB has a store of its own, and no file is ever damaged
     newest = max(await objects.names(f"{path}/manifest"))

@@ -25,7 +25,11 @@ from opendata_queue.store.damage.wal import (
     wal_problems,
 )
 from opendata_queue.store.errors import PanicError, translated
-from opendata_queue.store.journal.journal import check_journals, newest_mark, set_journal_aside
+from opendata_queue.store.journal.inspection import (
+    check_journals,
+    newest_mark,
+    set_journal_aside,
+)
 from opendata_queue.store.location import StoreKind
 from opendata_queue.store.objects.objects import Objects
 from opendata_queue.store.problems import Problem, problem_of
@@ -47,7 +51,7 @@ from opendata_queue.store.slatedb_files.ssts import (
 from opendata_queue.store.waiting import in_time
 
 _EVERYTHING: Final = 1 << 40
-_LOOKS_AT_MOST: Final = 5
+_CHECKS_AT_MOST: Final = 5
 _READ_AT_ONCE: Final = 4
 _NO_ROW: Final = JOURNAL_STATE_KEY + b"\x00"
 
@@ -58,20 +62,20 @@ async def check_database(
     """What is wrong with the files of the database ``path`` of a root; nothing if all is well.
 
     With ``deep`` every file that is in use is read to its end, and compared with what refers to
-    it. Else it is looked for, and its size is compared. A database that is not there is well,
+    it. Else only its size is compared, if it is there. A database that is not there is well,
     unless owners have ``acknowledged`` commits up to a sequence number.
     """
-    for _ in range(_LOOKS_AT_MOST - 1):
-        look = _Look(objects, path, acknowledged)
-        problems = await look.all_problems(deep=deep)
-        if not problems or not await look.has_moved():
+    for _ in range(_CHECKS_AT_MOST - 1):
+        reading = _OneCheck(objects, path, acknowledged)
+        problems = await reading.all_problems(deep=deep)
+        if not problems or not await reading.has_moved():
             return problems
         # An owner is at work, and has removed what its newest manifest does not need.
-    return await _Look(objects, path, acknowledged).all_problems(deep=deep)
+    return await _OneCheck(objects, path, acknowledged).all_problems(deep=deep)
 
 
-class _Look:
-    """One look at all files of a database."""
+class _OneCheck:
+    """One check of all files of a database."""
 
     def __init__(self, objects: Objects, path: str, acknowledged: int) -> None:
         self._objects = objects
@@ -278,7 +282,7 @@ async def repair_database(objects: Objects, path: str, *, acknowledged: int = 0)
     opened once that is forgotten, and there is nothing to set aside.
     """
     problems: list[Problem] = []
-    for _ in range(_LOOKS_AT_MOST):
+    for _ in range(_CHECKS_AT_MOST):
         found = await check_database(objects, path, deep=True)
         new = [one for one in found if one not in problems]
         if not new:

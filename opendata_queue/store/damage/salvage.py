@@ -163,7 +163,7 @@ def _fitting(info: slatedb.SsTableInfo, blocks: list[Block]) -> tuple[list[Block
 
 
 def _sealed(content: bytes, length: int) -> bytes:
-    """A part of a given length: what follows a table of FlatBuffers is not looked at."""
+    """A part of a given length: what follows a table of FlatBuffers is ignored."""
     padded = content.ljust(length - _CHECK_BYTES, b"\x00")
     return padded + zlib.crc32(padded).to_bytes(_CHECK_BYTES, "big")
 

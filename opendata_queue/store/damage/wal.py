@@ -35,7 +35,7 @@ from opendata_queue.store.slatedb_files.ssts import (
     last_sequence_in,
 )
 
-_LOOKS_AT_MOST: Final = 5
+_READS_AT_MOST: Final = 5
 _EVERYTHING: Final = 1 << 40
 _EMPTY: Final = "is empty, though it held commits"
 _MISSING: Final = "is missing"
@@ -90,7 +90,7 @@ async def check_wal(
         if acknowledged:
             raise refusal(objects, path, lost_database(path, acknowledged))
         return []
-    for look in range(_LOOKS_AT_MOST):
+    for read in range(_READS_AT_MOST):
         replay = Replay.of(manifest, mark)
         aside: list[Path] = []
         if objects.location.kind is StoreKind.FILE:
@@ -100,7 +100,7 @@ async def check_wal(
         if wrong is None:
             return aside
         newer = await admin.read_manifest(None)
-        if newer is None or newer.id == manifest.id or look == _LOOKS_AT_MOST - 1:
+        if newer is None or newer.id == manifest.id or read == _READS_AT_MOST - 1:
             break
         manifest = newer  # an owner is at work, and has removed what this one does not need
     assert wrong is not None
@@ -167,7 +167,7 @@ def refusal(objects: Objects, path: str, problem: Problem) -> CorruptStoreError:
 
 
 async def _check_nothing_there(objects: Objects, path: str) -> None:
-    """SlateDB would begin a new database beside what is left of one that has no manifest."""
+    """SlateDB would begin a new database among the files of one that has lost its manifests."""
     for folder in ("wal", "compacted"):
         if await objects.list_from(f"{path}/{folder}", "", 1):
             wrong = f"has no manifest, though there are files in {folder}/"
@@ -211,7 +211,7 @@ def _set_torn_aside(
 
 
 def _is_torn(path: Path, mark: JournalMark | None) -> bool:
-    """Whether a WAL file was never synced, as far as that can be told.
+    """Whether a WAL file was never synced, as far as that can be known.
 
     What is not in the mark is in the journal. Without one, only what a power cut does is passed
     over: a file that was whole once may have been acknowledged. A power cut adds no bytes.
@@ -324,7 +324,7 @@ def missing_file(number: int, replay: Replay) -> str:
 
 
 def _emptied(first: int, last: int) -> _Wrong:
-    """Of several empty files in a row it can't be told which was a fence and which held commits."""
+    """Of several empty files in a row any may have been a fence, and any may have held commits."""
     return _Wrong(f"wal/{wal_name(first)}", f"{_one_of(first, last)}{_EMPTY}")
 
 

@@ -31,7 +31,7 @@ from opendata_queue.store.slatedb_files.ssts import DamagedSst, describe_file
 
 logger = logging.getLogger(__name__)
 
-_LOOKS_AT_MOST: Final = 5
+_READS_AT_MOST: Final = 5
 _EVERYTHING: Final = 1 << 40
 _CUT: Final = "is cut off"
 
@@ -97,7 +97,7 @@ async def set_unfounded_files_aside(
 async def _set_lists_from_later_aside(admin: slatedb.Admin, folder: Path) -> list[Path]:
     """A list is written by who has written its epoch to a manifest before.
 
-    Where that manifest is gone, SlateDB would take itself for somebody who was replaced.
+    Where that manifest is gone, SlateDB would take itself for a writer that was replaced.
     """
     lists = [
         (name, await _read(admin.read_compactions, name))
@@ -134,10 +134,10 @@ async def _set_manifests_aside(
 ) -> list[Path]:
     """Nothing is removed before what replaces it is synced. So what such an SST held is in the WAL
     or in other SSTs, and SlateDB goes on from the manifest before. If that is not so, the database
-    is damaged, and stays as it is: whoever opens or reads it is told where.
+    is damaged, and stays as it is: an error says where when it is opened or read.
     """
     folder = objects.location.folder / path
-    for _ in range(_LOOKS_AT_MOST):
+    for _ in range(_READS_AT_MOST):
         names = _newest_first(folder, "manifest")
         unfounded: list[str] = []
         wrong: tuple[str, str] | None = None

@@ -1,8 +1,8 @@
 """Moving SlateDB's boundary files where SlateDB itself can't (RFC 0015).
 
 ``gc/manifest.boundary`` of a database holds the number up to which manifests may have been
-removed, and ``gc/compactions.boundary`` the same of lists of compactions. Whoever has written or
-read one of those looks there, and does not take for the newest what is behind the boundary. SlateDB
+removed, and ``gc/compactions.boundary`` the same of lists of compactions. A process that has
+written or read one of these files reads the boundary, and takes nothing behind it for the newest. SlateDB
 moves it before it removes anything, by the ETag in quotes, and where that is refused it tries for
 ever. It moves nothing if the boundary is far enough already: that is what is done here, before it.
 """
@@ -39,7 +39,7 @@ class Boundaries:
 
     @property
     def age_for_slatedb_ms(self) -> int:
-        """At which age SlateDB shall remove a file: by when it looks, others are a bit older."""
+        """At which age SlateDB shall remove a file: when it lists them, others are a bit older."""
         return self._age_ms + min(self._age_ms, _SLACK_MS)
 
     async def move(self) -> None:
@@ -47,10 +47,10 @@ class Boundaries:
         before_ms = self._clock.now_ms() - self._age_ms
         await asyncio.gather(*(self._move(kind, before_ms) for kind in _KINDS))
 
-    async def moved_beside(self, collecting: Awaitable[T]) -> T:
+    async def moved_during(self, collecting: Awaitable[T]) -> T:
         """The result of a collection, which may wait for a boundary to be moved further.
 
-        Whatever SlateDB has chosen to remove was old enough when it looked, and is so now: so it
+        All that SlateDB has chosen to remove was old enough when it chose, and is so now: so it
         ends, however long this process has stood still since the last move.
         """
         running = asyncio.ensure_future(collecting)

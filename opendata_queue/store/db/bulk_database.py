@@ -10,7 +10,7 @@ import slatedb.uniffi as slatedb
 
 from opendata_queue.model.errors import InvalidInputError, OdqError
 from opendata_queue.store.damage.bulk_proof import leave_proof
-from opendata_queue.store.db.database import prepare_folder
+from opendata_queue.store.db.opening import prepare_folder
 from opendata_queue.store.errors import translated
 from opendata_queue.store.files.durable import TreeSync
 from opendata_queue.store.location import StoreKind
@@ -26,7 +26,7 @@ _NO_ROWS: Final = Rows()
 
 
 class BulkDatabase:
-    """The writer of a database that nobody else may know of yet.
+    """The writer of a database that no other process may know of yet.
 
     There is no WAL, no compactor and no collector: rows go from memory into SST files, once. So
     nothing is durable before ``finish`` has returned, and a database that was not finished is

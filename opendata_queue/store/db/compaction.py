@@ -12,15 +12,15 @@ from opendata_queue.store.errors import is_clock_behind
 from opendata_queue.store.slatedb_files.manifests import FINISHED, under_way
 from opendata_queue.store.waiting import in_time
 
-_LOOK_AGAIN_SECONDS: Final = 0.5
-# A compaction that has made no progress for so long has nobody who works on it.
+_POLL_SECONDS: Final = 0.5
+# A compaction that has made no progress for so long has no process that works on it.
 _STUCK_SECONDS: Final = 120.0
 
 
 async def rewrite_everything(admin: slatedb.Admin, name: str, timeout_ms: int) -> bool:
     """Compact all files into one run, and wait for it; false if that can't be done now.
 
-    Whichever process has the database open does the work. It is safe beside its writer.
+    Whichever process has the database open does the work. It is safe while its writer is at work.
     """
     doing = f"compact {name}"
     view = await in_time(admin.read_compactor_state_view(), timeout_ms, doing)
@@ -66,5 +66,5 @@ async def _finished(admin: slatedb.Admin, compaction_id: str, doing: str, timeou
                 f"could not {doing}: compaction {compaction_id} makes no progress for "
                 f"{_STUCK_SECONDS:.0f} s"
             )
-        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-        waited += _LOOK_AGAIN_SECONDS
+        await asyncio.sleep(_POLL_SECONDS)
+        waited += _POLL_SECONDS

@@ -1,19 +1,19 @@
-"""When it is worth a look whether there is garbage: by what was committed, not by time alone."""
+"""When it is worth collecting garbage: by what was committed, not by time alone."""
 
 from __future__ import annotations
 
 from typing import Final
 
 WORTH_COMMITS: Final = 16
-"""A look costs about as much on S3 as eight commits do."""
+"""A collection costs about as much on S3 as eight commits do."""
 LONGEST_PAUSE: Final = 16
 """In intervals. What few commits leave behind is little, and can wait for so long."""
 
 
 class GarbagePace:
-    """Counts intervals and commits; who keeps house asks once in an interval.
+    """Counts intervals and commits; its database asks once in an interval.
 
-    A busy database is looked at in each interval. One with few commits is looked at less and less
+    A busy database collects in each interval. One with few commits collects less and less
     often, and an idle one not at all, once all that its last commit has left behind is old enough
     to go: ``last_interval`` says when that is.
     """
@@ -41,14 +41,14 @@ class GarbagePace:
         self._is_clean = False
 
     def is_due(self) -> bool:
-        """Whether to look at the end of this interval."""
+        """Whether to collect at the end of this interval."""
         self._since_commit += 1
         self._since_look += 1
         if self._is_clean:
             return False
         return self._commits >= WORTH_COMMITS or self._since_look >= self._pause
 
-    def looked(self) -> None:
+    def collected(self) -> None:
         """Note that what could go is gone."""
         if self._commits >= WORTH_COMMITS:
             self._pause = min(self._since_look, LONGEST_PAUSE)

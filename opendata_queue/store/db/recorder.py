@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import slatedb.uniffi as slatedb
 
+from opendata_queue.store.native.binding import check_checksums, checked_binding
 from opendata_queue.store.native.library import Unusable
-from opendata_queue.store.rows.writer import check_checksums, checked_binding
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _short_cut(binding: Any, method: str) -> Any:
     def register(handle: int, *rest: Any) -> None:
         recorder = recorder_of(handle)
         if type(recorder) is not binding.DefaultMetricsRecorder:
-            slow(handle, *rest)  # somebody else's recorder
+            slow(handle, *rest)  # not one of ours
             return
         *arguments, result, status = rest
         guarded(

@@ -66,7 +66,7 @@ class Standstill:
 
     @staticmethod
     def can_come(objects: Objects, poll_interval_ms: int) -> bool:
-        """Whether it has to be looked out for: not by a reader that shall stay where it is."""
+        """Whether it has to be checked: not for a reader that shall stay where it is."""
         on_files = objects.location.kind is StoreKind.FILE
         return on_files and poll_interval_ms <= max(
             _LEAST_WAIT_MS, objects.settings.garbage_age_ms // _CHECKS_PER_AGE

@@ -1,4 +1,4 @@
-"""Space of one database: what SlateDB allows beside its writer, from this process or another."""
+"""Space of one database: what SlateDB allows while a writer is at work, here or elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ cut off."""
 
 
 class Upkeep:
-    """Asks for compactions and collects garbage. It writes no rows, and fences nobody."""
+    """Asks for compactions and collects garbage. It writes no rows, and fences no writer."""
 
     def __init__(self, objects: Objects, path: str) -> None:
         self.name = objects.location.url_of(path)
@@ -74,7 +74,7 @@ class Upkeep:
         return int(manifest.next_wal_sst_id - 1 - manifest.replay_after_wal_id)
 
     async def first_needed_wal_file(self) -> int:
-        """The number of the first WAL file that whoever opens the database has to read."""
+        """The number of the first WAL file that the next open has to read."""
         manifest = await self._in_time(f"read {self.name}", self._admin().read_manifest(None))
         return 0 if manifest is None else int(manifest.replay_after_wal_id)
 
@@ -120,7 +120,7 @@ class Upkeep:
             least = settings.garbage_options(boundaries.age_for_slatedb_ms)
             options.manifest_options = least.manifest_options
             options.compactions_options = least.compactions_options
-            await boundaries.moved_beside(admin.run_gc_once(options))
+            await boundaries.moved_during(admin.run_gc_once(options))
         await asyncio.to_thread(self.sync_tree)
 
     async def _boundaries(self, min_age_ms: int | None) -> Boundaries | None:
@@ -174,8 +174,8 @@ class Upkeep:
 
         Files have no conditional overwrite: SlateDB writes the boundary once, and then removes none
         of them any more. So on files their age alone must be enough, and it is never below the one
-        that is set, however short replaced files are kept. Whoever stands still for longer in the
-        middle of such a write hurts nobody else: the newest number counts, and is kept. A writer
+        that is set, however short replaced files are kept. A process that stands still for longer
+        in the middle of such a write does no harm: the newest number counts, and is kept. A writer
         that was replaced finds out with its next commit, for the WAL file that fences it is kept,
         too. A reader may lose the files that it reads, and says so.
         """
@@ -206,7 +206,7 @@ def _files_of(
     """The files that a manifest and a list of compactions need, by their folders, and they.
 
     The manifests that a manifest names are those of checkpoints. What compactions have made so far
-    is taken over by whoever opens the database next.
+    is taken over when the database is opened next.
     """
     numbers = {manifest.id, *(one.manifest_id for one in manifest.checkpoints)}
     ssts, lists = ssts_of(manifest), []

@@ -79,7 +79,7 @@ def is_on_network(folder: Path, mounts: str | None = None) -> bool:
 
 
 def set_aside(database_folder: Path, kind: str, names: Iterable[str]) -> list[Path]:
-    """Move files away from where SlateDB looks for them; returns where they are now."""
+    """Move files away from where SlateDB lists them; returns where they are now."""
     aside = []
     for name in names:
         if (database_folder / "torn").is_symlink():
@@ -123,7 +123,7 @@ class TreeSync:
     """Syncs the files of one database that are written in the background: SSTs and manifests.
 
     It runs before every collection of garbage. So what replaces a WAL or an SST file is on the
-    disk before the old file goes. Whoever opens a database needs only what is in use: what others
+    disk before the old file goes. An open needs only what is in use: what others
     have replaced waits for the next collection of garbage, and most of it is gone by then.
 
     A file is synced after those that it names: a manifest that survives a power cut must not name
@@ -172,11 +172,11 @@ class WalSync:
     folder is listed, and the cost of a commit does not grow with the number of files. Among older
     files there may be gaps: those that a reader still needs are kept while others go.
 
-    The compiled batch writer does the same without coming back to Python; then it is told where,
-    and moves ``next_number`` on.
+    The compiled batch writer does the same without coming back to Python; then it is given these
+    attributes, and moves ``next_number`` on.
 
-    Those that are there already are synced first: whoever made them may not have done it. What
-    they hold up to the number ``replayed_after`` is in SSTs, too, which are synced by others.
+    Those that are there already are synced first: their writer may not have done it. What they hold
+    up to the number ``replayed_after`` is in SSTs, too, which are synced by others.
     """
 
     __slots__ = ("_closed", "_users", "descriptor", "folder", "next_number")

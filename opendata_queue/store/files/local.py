@@ -42,14 +42,14 @@ def put_file(root: Path, path: str, data: bytes, *, create: bool, sync: bool) ->
     With ``sync`` its bytes are on the disk before its name is: after a power cut it is not empty.
     """
     place = _place(root, path)
-    beside = place.with_name(f"{place.name}#{secrets.randbits(63)}")
+    partial = place.with_name(f"{place.name}#{secrets.randbits(63)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
     mode = file_mode(root)
     try:
-        descriptor = os.open(beside, flags, mode)
+        descriptor = os.open(partial, flags, mode)
     except FileNotFoundError:
         place.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(beside, flags, mode)
+        descriptor = os.open(partial, flags, mode)
     try:
         with open(descriptor, "wb", buffering=0) as file:
             left = memoryview(data)
@@ -58,16 +58,16 @@ def put_file(root: Path, path: str, data: bytes, *, create: bool, sync: bool) ->
             if sync:
                 os.fsync(descriptor)
         if not create:
-            beside.replace(place)
+            partial.replace(place)
             return True
-        os.link(beside, place)
+        os.link(partial, place)
     except FileExistsError:
-        beside.unlink()
+        partial.unlink()
         return False
     except BaseException:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
-    beside.unlink()
+    partial.unlink()
     return True
 
 

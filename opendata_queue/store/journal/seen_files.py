@@ -35,9 +35,9 @@ class FileNotes:
     def has_flushed(self) -> JournalMark:
         """What is to be noted after rows were made durable in the WAL."""
         self.mark = replace(self.mark, wal=self._last_wal())
-        return self.look()
+        return self.poll()
 
-    def look(self) -> JournalMark:
+    def poll(self) -> JournalMark:
         """What is to be noted now."""
         before = self._manifest, self._compactions
         self._manifest = self._newest_after("manifest", self._manifest, manifest_name)

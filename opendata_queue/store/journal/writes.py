@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOOK_MS: Final = 1_000
-"""How long after the last flush it is seen whether SlateDB has written files in the background."""
+_POLL_MS: Final = 1_000
+"""How long after the last flush files are noted that SlateDB has written in the background."""
 _BROUGHT_IN_AT_ONCE: Final = 64
 """Commits, of 1 MiB at most each."""
 
@@ -33,8 +33,8 @@ _BROUGHT_IN_AT_ONCE: Final = 64
 class JournaledWrites:
     """The way of commits into one database.
 
-    Rows are handed to SlateDB, in the order of their commits, when somebody wants to read, and
-    every few milliseconds to be flushed. What SlateDB is given is durable already, so whatever it
+    Rows are handed to SlateDB, in the order of their commits, before a read, and
+    every few milliseconds to be flushed. What SlateDB is given is durable already, so all that it
     shows may be shown.
     """
 
@@ -57,16 +57,16 @@ class JournaledWrites:
         self._pending: list[PackedRows] = []
         """Commits that are in the journal, and not handed to SlateDB yet."""
         self._failure: OdqError | None = None
-        # Whoever needs both of them takes them in this order.
+        # What needs both of them takes them in this order.
         self._writing = asyncio.Lock()
-        """Held by whoever hands rows to SlateDB: they go there in order."""
+        """Held while rows are handed to SlateDB: they go there in order."""
         self._appending = asyncio.Lock()
-        """Held by whoever writes to the journal."""
+        """Held while the journal is written."""
         self._timer: asyncio.TimerHandle | None = None
-        self._look_timer: asyncio.TimerHandle | None = None
+        self._poll_timer: asyncio.TimerHandle | None = None
         self._flusher: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        """Writes that go on to their end, whoever waits for them."""
+        """Writes that go on to their end, even if their caller is cancelled."""
         self._next_apply: asyncio.Task[None] | None = None
         """One that has not begun yet: it will hand over all that is durable by now."""
         self._closed: ClosedError | None = None
@@ -102,8 +102,8 @@ class JournaledWrites:
     ) -> None:
         """Commit what is too large for the journal. Hold both locks.
 
-        Nobody may read meanwhile: SlateDB would show what is not durable yet. If it fails, nobody
-        may read any more.
+        No read may run meanwhile: SlateDB would show what is not durable yet. If it fails, there
+        are no reads any more.
         """
         loop = asyncio.get_running_loop()
         with self._stopping():
@@ -133,7 +133,7 @@ class JournaledWrites:
         finally:
             self._reads -= 1
             if not self._reads and self._no_reads is not None:
-                if not self._no_reads.done():  # whoever waited may have given up
+                if not self._no_reads.done():  # the commit that waited may have been cancelled
                     self._no_reads.set_result(None)
                 self._no_reads = None
 
@@ -168,7 +168,7 @@ class JournaledWrites:
         The journal is finished afterwards. After a failure it is left to the next owner.
         """
         self._closed = ClosedError(f"could not write {self._name}: it is closed")
-        for timer in (self._timer, self._look_timer):
+        for timer in (self._timer, self._poll_timer):
             if timer is not None:
                 timer.cancel()
         if self._tasks:
@@ -266,34 +266,34 @@ class JournaledWrites:
     async def _flush_now(self) -> None:
         try:
             await self.flush()
-        except Exception as error:  # whatever it is, whoever commits next gets it, too
+        except Exception as error:  # whatever it is, the next commit raises it, too
             logger.info("%s was not flushed: %s", self._name, error)
             return
         if self._closed is not None:
             return
-        # Should nobody commit until then, readers in other processes are told that they see all.
+        # If no commit comes before that, the journal tells readers elsewhere that they see all.
         if not self._journal.is_settled:
             self._flush_later()
-        elif self._look_timer is None:
-            self._look_later()
+        elif self._poll_timer is None:
+            self._poll_later()
 
-    def _look_later(self) -> None:
+    def _poll_later(self) -> None:
         loop = asyncio.get_running_loop()
-        self._look_timer = loop.call_later(_LOOK_MS / 1000, self._begin_look)
+        self._poll_timer = loop.call_later(_POLL_MS / 1000, self._begin_poll)
 
-    def _begin_look(self) -> None:
-        self._look_timer = None
-        if self._notes.look() != self._journal.mark and self._closed is None:
+    def _begin_poll(self) -> None:
+        self._poll_timer = None
+        if self._notes.poll() != self._journal.mark and self._closed is None:
             self._begin(self._tell_mark())
 
     async def _tell_mark(self) -> None:
         """Note files that SlateDB has written since the last flush; there may be more to come."""
         async with self._writing, self._appending:
             if self._failure is None and self._closed is None:
-                self._journal.mark = self._notes.look()
+                self._journal.mark = self._notes.poll()
                 with self._stopping():
                     await self._journal.tell_mark()
-                self._look_later()
+                self._poll_later()
 
 
 def state_row(state: JournalState) -> Rows:
@@ -308,8 +308,8 @@ async def bring_in(
 ) -> None:
     """Hand the commits to SlateDB that only the journals of earlier owners have, and the state.
 
-    So something is written even if there are none: who was replaced before it made its own journal,
-    so that nobody knows of that, must find out now.
+    So something is written even if there are none: an owner that was replaced before it had made
+    its journal left no trace of it, and must find out now.
     """
     commits = await asyncio.to_thread(left.commits)
     for place in range(0, len(commits), _BROUGHT_IN_AT_ONCE):

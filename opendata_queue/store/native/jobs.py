@@ -1,8 +1,8 @@
-"""Jobs for the C helper's own threads, which tell an event loop when they are done.
+"""Jobs for the C helper's own threads, which wake an event loop when they are done.
 
 A Python thread would need the GIL before and after each call, and wait for it while the event loop
-is busy; these need it never. Each event loop has a mailbox: jobs that are done are put into it, and
-a byte in a pipe wakes the loop, which then takes all of them at once.
+is busy; the helper's threads never need it. Each event loop has a mailbox: jobs that are done are
+put into it, and a byte in a pipe wakes the loop, which then takes all of them at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,16 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from opendata_queue.store.files.durable import WalSync
+from opendata_queue.store.native.abi import (
+    Append,
+    CallStatus,
+    JobFlag,
+    Outcome,
+    Result,
+    RustBuffer,
+    Wal,
+)
+from opendata_queue.store.native.binding import address_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +34,6 @@ _TAKEN_AT_ONCE: Final = 16
 _WAKE_BYTES: Final = 64
 _IN_TIME: Final = b""
 _TOO_LATE: Final = b"fenced"
-OK, FAILED, MALFORMED, NOT_SYNCED, NO_WAL, NO_MEMORY, NO_THREAD, GIVEN_UP = range(8)
-FENCED, NOT_WRITTEN = 8, 9
 
 
 class NotWritten(OSError):
@@ -36,67 +44,15 @@ def not_written(error_number: int) -> NotWritten:
     return NotWritten(error_number, os.strerror(error_number), "the journal")
 
 
-class RustBuffer(ctypes.Structure):
-    # The binding's own structure, but with the address as an int: cheaper to read for each row.
-    _fields_ = (
-        ("capacity", ctypes.c_uint64),
-        ("len", ctypes.c_uint64),
-        ("data", ctypes.c_void_p),
-    )
-
-
-class CallStatus(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_int8), ("error_buf", RustBuffer))
-
-
-class Wal(ctypes.Structure):
-    """The files that are synced after a flush."""
-
-    _fields_ = (
-        ("folder", ctypes.c_char_p),
-        ("descriptor", ctypes.c_int32),
-        ("error_number", ctypes.c_int32),
-        ("next", ctypes.c_uint64),
-    )
-
-    @classmethod
-    def of(cls, sync: WalSync) -> Wal:
-        return cls(os.fsencode(sync.folder), sync.descriptor, 0, sync.next_number)
-
-
-class Append(ctypes.Structure):
-    """Where a record goes."""
-
-    _fields_ = (
-        ("next", ctypes.c_char_p),
-        ("descriptor", ctypes.c_int32),
-        ("then_sync", ctypes.c_int32),
-        ("offset", ctypes.c_uint64),
-    )
-
-
-class Outcome(ctypes.Structure):
-    """What has become of a job."""
-
-    _fields_ = (
-        ("number", ctypes.c_uint64),
-        ("wal_next", ctypes.c_uint64),
-        ("result", ctypes.c_int32),
-        ("error_number", ctypes.c_int32),
-        ("status", CallStatus),
-        ("rows", RustBuffer),
-    )
-
-
 class _Waiting(NamedTuple):
-    """Who waits for a job, and the files that it syncs."""
+    """The future of a job, and the files that the job syncs."""
 
     future: asyncio.Future[bytes]
     sync: WalSync | None
 
 
 class NativeJobs:
-    """Hands jobs to the C helper, for whatever event loop is running."""
+    """Hands jobs to the C helper, for the event loop that is running."""
 
     def __init__(
         self, helper: ctypes.CDLL, symbols: Any, binding: Any, raise_error: Callable[[Any], None]
@@ -143,11 +99,7 @@ class NativeJobs:
         self._give_up_scan.restype = None
         self._give_up_scan.argtypes = (pointer, u64)
         free = ctypes.PYFUNCTYPE(None, RustBuffer, status)
-        address = ctypes.cast(
-            binding._UniffiLib.ffi_slatedb_uniffi_rustbuffer_free, ctypes.c_void_p
-        ).value
-        assert address is not None
-        self._free = free(address)
+        self._free = free(address_of(binding._UniffiLib, "ffi_slatedb_uniffi_rustbuffer_free"))
 
     async def write(
         self,
@@ -162,10 +114,11 @@ class NativeJobs:
         mailbox, status = self._mailbox(), CallStatus()
         number, future = mailbox.expect(sync)
         wal = None if sync is None else Wal.of(sync)
+        flags = JobFlag.FLUSH if flush else 0
         result = self._submit_write(
-            mailbox.address, number, db_handle, packed, len(packed), flush, wal, status
+            mailbox.address, number, db_handle, packed, len(packed), flags, wal, status
         )
-        if result != OK:
+        if result != Result.OK:
             self._refuse(mailbox, number, result, status)
         if sync is not None:
             sync.hold()
@@ -184,21 +137,22 @@ class NativeJobs:
         next_path: bytes,
         on_start: Callable[[], None] | None,
     ) -> bool:
-        """Write a record of a journal; false if somebody else had taken over by then.
+        """Write a record of a journal; false if another owner had taken over by then.
 
         ``NotWritten`` means that it can be tried again, any other error that it must not. It goes
         on to its end even if the awaiting task is cancelled.
         """
         mailbox = self._mailbox()
         number, future = mailbox.expect(None)
-        to, error_number = Append(next_path, descriptor, sync, offset), ctypes.c_int32()
+        flags = JobFlag.SYNC if sync else 0
+        to, error_number = Append(next_path, descriptor, flags, offset), ctypes.c_int32()
         result = self._submit_append(
             mailbox.address, number, to, head, len(head), rows, len(rows), error_number
         )
-        if result == NOT_WRITTEN:
+        if result == Result.NOT_WRITTEN:
             mailbox.forget(number)
             raise not_written(error_number.value)
-        if result != OK:
+        if result != Result.OK:
             self._refuse(mailbox, number, result, CallStatus())
         if on_start is not None:
             on_start()
@@ -223,11 +177,12 @@ class NativeJobs:
         mailbox, status = self._mailbox(), CallStatus()
         number, future = mailbox.expect(None)
         both = span + options
+        flags = JobFlag.OF_READER if is_reader else 0
         result = self._submit_scan(
-            mailbox.address, number, handle, is_reader, both, len(span), len(both), limit,
+            mailbox.address, number, handle, flags, both, len(span), len(both), limit,
             max_bytes, status,
         )  # fmt: skip
-        if result != OK:
+        if result != Result.OK:
             self._refuse(mailbox, number, result, status)
         return await self._scanned(mailbox, number, future)
 
@@ -236,7 +191,7 @@ class NativeJobs:
         mailbox, status = self._mailbox(), CallStatus()
         number, future = mailbox.expect(None)
         result = self._submit_next(mailbox.address, number, iterator_handle, limit, status)
-        if result != OK:
+        if result != Result.OK:
             self._refuse(mailbox, number, result, status)
         return await self._scanned(mailbox, number, future)
 
@@ -270,7 +225,7 @@ class NativeJobs:
 
     def _refuse(self, mailbox: _Mailbox, number: int, result: int, status: CallStatus) -> None:
         mailbox.forget(number)
-        if result == FAILED:
+        if result == Result.FAILED:
             self._raise_error(status)
         raise MemoryError(f"the C helper could not take a job ({result})")
 
@@ -284,22 +239,22 @@ class NativeJobs:
         return address
 
     def result_of(self, outcome: Outcome, sync: WalSync | None) -> bytes:
-        """What a job has returned; raises what has stopped it. Frees its buffers."""
+        """What a job has returned; raises the error that has stopped it. Frees its buffers."""
         if sync is not None:
             sync.next_number = outcome.wal_next
             sync.let_go()
-        if outcome.result in (OK, GIVEN_UP):  # nobody asks for what was given up
+        if outcome.result in (Result.OK, Result.GIVEN_UP):  # what was given up has no caller
             return self._rows(outcome.rows)
-        if outcome.result == FENCED:
+        if outcome.result == Result.FENCED:
             return _TOO_LATE
-        if outcome.result == NOT_WRITTEN:
+        if outcome.result == Result.NOT_WRITTEN:
             raise not_written(outcome.error_number)
-        if outcome.result == FAILED:
+        if outcome.result == Result.FAILED:
             self._raise_error(outcome.status)
-        if outcome.result == NOT_SYNCED:
+        if outcome.result == Result.NOT_SYNCED:
             where = "the journal" if sync is None else sync.folder
             raise OSError(outcome.error_number, os.strerror(outcome.error_number), where)
-        if sync is not None and outcome.result == NO_WAL:
+        if sync is not None and outcome.result == Result.NO_WAL:
             raise sync.no_file()
         raise AssertionError(f"the compiled batch writer returned {outcome.result}")
 
@@ -324,8 +279,8 @@ class _Mailbox:
         os.set_blocking(reader_end, False)
         os.set_blocking(writer_end, False)
         self.address = jobs.open(reader_end, writer_end)
-        # With the loop it goes, and then jobs that are under way end unheard. The callback must
-        # not hold the mailbox: the loop holds the callback until it is closed.
+        # The mailbox goes with its loop; the results of jobs that are under way are dropped then.
+        # The callback must not hold the mailbox: the loop holds the callback until it is closed.
         closing = weakref.finalize(self, _close, jobs, self.address, reader_end)
         closing.atexit = False  # systems are still closed after that
         loop.add_reader(reader_end, _collect, weakref.ref(self), reader_end)
@@ -341,7 +296,7 @@ class _Mailbox:
         del self._waiting[number]
 
     def collect(self) -> None:
-        """Tell those whose jobs are done."""
+        """Hand the results of jobs that are done to their callers."""
         while count := self._jobs.take(self.address, self._taken, _TAKEN_AT_ONCE):
             for outcome in self._taken[:count]:
                 future, sync = self._waiting.pop(outcome.number)

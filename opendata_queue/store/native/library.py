@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-NATIVE_ABI = 9
+from opendata_queue.store.native.abi import NATIVE_ABI
+
 _SUFFIX: Final = ".dylib" if sys.platform == "darwin" else ".so"
 NATIVE_LIBRARY = Path(__file__).parent / f"_batch_writer{_SUFFIX}"
 

@@ -40,15 +40,15 @@ from opendata_queue.store.waiting import timeout_figures
 
 _T = TypeVar("_T")
 
-# For how long somebody who is cancelled waits for the answer that is on its way.
+# For how long a caller that is cancelled waits for the answer that is on its way.
 _LAST_WAIT_SECONDS = 1.0
 
 # obstore's own ten are used up after a second or a few, however long an outage may last.
 _UNLIMITED_RETRIES = 1 << 20
-# A process that is killed during an upload in parts leaves them in the bucket, where nobody sees
-# them. One request leaves nothing, but must be done within the time that a request has.
+# A process that is killed during an upload in parts leaves them in the bucket, where no listing
+# shows them. One request leaves nothing, but must be done within the time that a request has.
 _LARGEST_SINGLE_PUT_BYTES = 64 * 1024 * 1024
-# After an outage a heartbeat must not come much later than a standby's look.
+# After an outage a heartbeat must not come much later than a standby's poll.
 _LONGEST_PAUSE = timedelta(seconds=1)
 
 
@@ -111,7 +111,7 @@ class Objects:
             created = found == data
         else:
             created = created or await self.read(path) == data
-        # Even if it was there: whoever made it may have died before syncing it.
+        # Even if it was there: the process that made it may have died before syncing it.
         await self._sync(path)
         return created
 
@@ -301,7 +301,7 @@ class Objects:
     async def size_bytes(self, folder: str = "") -> int:
         """The bytes of all objects under ``folder``, as the bucket counts them.
 
-        Without journals (RFC 0011): those of whoever asks may be most of a small root.
+        Without journals (RFC 0011): the caller's own may be most of a small root.
         """
         size_bytes = 0
         with translated(f"list {self.location.url_of(folder)}"):
@@ -402,7 +402,7 @@ class Objects:
 
 
 async def _answer(request: Awaitable[_T]) -> _T:
-    """The answer to a request. Whoever is cancelled meanwhile still waits for it, for a moment.
+    """The answer to a request. A caller that is cancelled still waits for it, for a moment.
 
     A request that is dropped is ended by a thread of obstore's, through the interpreter, at some
     later time. If the process is at its end the interpreter may be gone by then, and the thread
@@ -416,7 +416,7 @@ async def _answer(request: Awaitable[_T]) -> _T:
             await asyncio.wait([answer], timeout=_LAST_WAIT_SECONDS)
         finally:
             if not answer.cancel() and not answer.cancelled():
-                answer.exception()  # looked at, so that nobody complains that it was not
+                answer.exception()  # retrieved, so that asyncio logs nothing about it
         raise
 
 
@@ -455,10 +455,10 @@ def _s3_clients(
     retries: Any = {"retry_timeout": timedelta(milliseconds=settings.outage_timeout_ms)}
     for_ever = {"backoff": {"max_backoff": _LONGEST_PAUSE}, "max_retries": _UNLIMITED_RETRIES}
     with access.trusted():
-        # As keywords, not as client_options: those make obstore forget what else it was told.
+        # As keywords, not as client_options: those make obstore forget all other settings.
         first = S3Store(location.bucket, retry_config=retries, **given)
         store = S3Store(location.bucket, retry_config=retries | for_ever, **given)
-        # Not from_url, which does not look at the environment.
+        # Not from_url, which does not read the environment.
         builder = slatedb.ObjectStoreBuilder.from_env(slatedb.ObjectStoreType.S3)
         builder.with_url(f"s3://{location.bucket}/")
         for option, value in options.items():

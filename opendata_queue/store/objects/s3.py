@@ -25,7 +25,7 @@ _ROLES: Final = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
-# Ways to credentials that end, which nobody would renew here.
+# Ways to credentials that end, and that would not be renewed here.
 _BORROWED: Final = (
     *("sso_session", "sso_start_url", "role_arn", "credential_process", "login_session"),
     "web_identity_token_file",
@@ -223,7 +223,7 @@ def _checked(endpoint: str, name: str) -> str:
 
 
 def _allow_http(environment: Mapping[str, str], endpoint: str | None) -> bool:
-    """Whoever writes http:// means it, unless they have forbidden it."""
+    """An endpoint with http:// is allowed, unless AWS_ALLOW_HTTP forbids it."""
     said = environment.get("AWS_ALLOW_HTTP", "").lower()
     plain = endpoint is not None and endpoint.startswith("http://")
     if plain and said and said not in _YES:

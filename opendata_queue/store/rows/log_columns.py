@@ -9,11 +9,11 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from odq_encodings import MetadataColumns, encode_utf8, metadata_columns
+from opendata_queue.store.native.abi import Result
 from opendata_queue.store.native.library import Unusable, load_native
 from opendata_queue.store.rows.scan import ScannedRows
 
-# As in `native/batch_writer.c`.
-_OK: Final = 0
+# As in `native/log_columns.c`.
 _LONGS: Final = 4
 _NAMES: Final = 64
 """Every header of every message is compared with every name: with more, all headers are taken."""
@@ -53,7 +53,7 @@ def _read(native: Any, data: bytes, count: int, names: bytes | None) -> Metadata
         ctypes.byref(ctypes.c_char.from_buffer(headers)),
         ctypes.byref(numbers, 12 * count),
     )
-    if result != _OK:
+    if result != Result.OK:
         return None
     ids = memoryview(longs).cast("B").cast("Q")[:count].tolist()
     times = memoryview(longs).cast("B").cast("q")

@@ -1,4 +1,4 @@
-"""Rows that were packed by whoever made them, many at a time."""
+"""Rows that were packed where they were made, many at a time."""
 
 from __future__ import annotations
 

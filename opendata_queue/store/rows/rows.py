@@ -19,7 +19,7 @@ MAX_TTL_MS = 2**62
 
 
 class Op(enum.IntEnum):
-    """First byte of a packed row. `native/batch_writer.c` has the same numbers."""
+    """First byte of a packed row. `native/helper.h` has the same numbers."""
 
     PUT = 1
     PUT_TTL = 2
@@ -94,7 +94,7 @@ class Rows:
     ) -> None:
         """Put so many rows, given by column, all keys of one length.
 
-        A row costs a quarter of what ``put`` costs, and nobody has to encode it by itself.
+        A row costs a quarter of what ``put`` costs, and is not encoded by itself.
         """
         if not count:
             return

@@ -19,14 +19,9 @@ from typing import Any
 
 import slatedb.uniffi as slatedb
 
+from opendata_queue.store.native.binding import check_checksums, checked_binding
 from opendata_queue.store.native.library import Unusable
-from opendata_queue.store.rows.writer import (
-    Tier,
-    active_tier,
-    check_checksums,
-    checked_binding,
-    native_jobs,
-)
+from opendata_queue.store.rows.writer import Tier, active_tier, native_jobs
 
 logger = logging.getLogger(__name__)
 

@@ -6,20 +6,17 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from struct import pack
-from typing import Any, Final
+from typing import Any
 
 from odq_encodings import Column, Fixed, woven
+from opendata_queue.store.native.abi import MOST_COLUMNS, Result
 from opendata_queue.store.native.library import Unusable, load_native
-
-# As in `native/batch_writer.c`.
-_MOST_COLUMNS: Final = 32
-_OK: Final = 0
 
 
 def weave(columns: Sequence[Column], count: int, size_bytes: int) -> bytes | bytearray:
     """The rows that columns hold, back to back, given how many bytes these are in all."""
     native = _native()
-    if native is None or not size_bytes or len(columns) > _MOST_COLUMNS:
+    if native is None or not size_bytes or len(columns) > MOST_COLUMNS:
         return woven(columns, count)
     widths: list[int] = []  # below 0, the same in every row; 0, sizes come before the bytes
     pieces: list[bytes] = []
@@ -42,7 +39,7 @@ def weave(columns: Sequence[Column], count: int, size_bytes: int) -> bytes | byt
     data, out = b"".join(pieces), bytearray(size_bytes)
     buffer = ctypes.byref(ctypes.c_char.from_buffer(out))
     described = pack(f"={len(widths)}q", *widths)
-    if native(described, len(widths), count, data, len(data), buffer, size_bytes) != _OK:
+    if native(described, len(widths), count, data, len(data), buffer, size_bytes) != Result.OK:
         raise ValueError(f"{count} rows of {size_bytes} bytes are not what the columns hold")
     return out
 
@@ -51,7 +48,7 @@ def weave(columns: Sequence[Column], count: int, size_bytes: int) -> bytes | byt
 def _native() -> Any:
     try:
         library = load_native()
-    except Unusable:  # whoever writes says so
+    except Unusable:  # the batch writer says so
         return None
     # The GIL is kept: to give it up would cost as much as the call.
     function = ctypes.PyDLL(library._name).odq_weave

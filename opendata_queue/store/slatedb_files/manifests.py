@@ -13,7 +13,7 @@ FINISHED: Final = (slatedb.CompactionStatus.COMPLETED, slatedb.CompactionStatus.
 
 
 def admin_of(objects: Objects, path: str) -> slatedb.Admin:
-    """Looks at the database ``path`` of a root, and opens nothing."""
+    """Reads the manifests of the database ``path`` of a root, and opens nothing."""
     return slatedb.AdminBuilder(objects.location.join(path), objects.slatedb_store).build()
 
 
@@ -30,7 +30,7 @@ def pending_ssts_of(compactions: slatedb.VersionedCompactions) -> list[slatedb.S
 
 
 def under_way(compactions: slatedb.VersionedCompactions) -> list[slatedb.Compaction]:
-    """The compactions that are not finished, those included that nobody has begun yet."""
+    """The compactions that are not finished, those included that have not begun yet."""
     return [one for one in compactions.recent_compactions if one.status not in FINISHED]
 
 

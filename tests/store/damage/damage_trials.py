@@ -65,7 +65,7 @@ async def tidied(database: Database, objects: Objects) -> None:
     upkeep = Upkeep(objects, "db")
     if await database.compact():
         while await upkeep.is_compacting():
-            await asyncio.sleep(0.005)  # SlateDB tells nobody when it has finished
+            await asyncio.sleep(0.005)  # SlateDB does not say when it has finished
     await database.collect_garbage()
 
 
@@ -227,7 +227,7 @@ async def outcome(folder: Path, kind: Kind, damaged: Path) -> str:
             raise AssertionError(f"{attempt}: {error!r}") from error
         missing = [number for number in range(ROWS) if found.get(row_of(number)[0]) is None]
         if missing:
-            # The newest record of a journal can't be told from one that was never finished.
+            # The newest record of a journal may just as well never have been finished.
             allowed = damaged.parent.name == "journal" and missing == [ROWS - 1]
             assert allowed, f"{attempt}: {len(missing)} rows are gone ({missing[:5]}…)"
         wrong = [n for n in range(ROWS) if n not in missing and found[row_of(n)[0]] != row_of(n)[1]]

@@ -1,4 +1,4 @@
-"""A bulk shard is as its writer left it, or whoever opens it is told which file is not."""
+"""A bulk shard is as its writer left it, or opening it names the file that is not."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from opendata_queue import (
 )
 from opendata_queue.store import Database, DatabaseReader, Objects, Rows
 from opendata_queue.store.db import database as database_module
+from opendata_queue.store.db import reads as reads_module
 from opendata_queue.store.db.replay_length import FLUSHED_AFTER
 from opendata_queue.store.errors import translated
 from opendata_queue.store.files.durable import TreeSync
@@ -137,9 +138,7 @@ async def test_garbage_is_collected_while_the_database_is_open(tmp_path: Path) -
     for number in range(20):
         await database.commit(rows_of((b"%d" % number, b"v")))
     # SlateDB drops a WAL file when its rows are in an SST and a later one exists.
-    await database._db.flush_with_options(
-        slatedb.FlushOptions(flush_type=slatedb.FlushType.MEM_TABLE)
-    )
+    await database.flush_to_files()
     await database.commit(rows_of((b"last", b"v")))
 
     async with asyncio.timeout(120):
@@ -386,7 +385,7 @@ async def test_a_file_that_is_missing_or_cut_off_is_named_when_it_is_opened(
             await Database.open(objects, "db")
 
 
-async def test_where_a_file_is_cut_off_nobody_waits_long_a_second_time(
+async def test_where_a_file_is_cut_off_no_second_read_waits_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = Objects.open(f"file://{tmp_path}", SETTINGS)
@@ -397,7 +396,7 @@ async def test_where_a_file_is_cut_off_nobody_waits_long_a_second_time(
     with pytest.raises(CorruptStoreError):
         await database.get(b"0007")
     database._outage_timeout_ms = SETTINGS.outage_timeout_ms
-    monkeypatch.setattr(database_module, "_DAMAGED_TIMEOUT_MS", 60)
+    monkeypatch.setattr(reads_module, "_DAMAGED_TIMEOUT_MS", 60)
 
     with pytest.raises(CorruptStoreError) as caught:
         await database.get(b"0008")

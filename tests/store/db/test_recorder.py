@@ -13,7 +13,7 @@ import slatedb.uniffi as slatedb
 
 from opendata_queue.store import Database, Objects, Rows, StoreSettings
 from opendata_queue.store.db import recorder
-from opendata_queue.store.rows.writer import checked_binding
+from opendata_queue.store.native.binding import checked_binding
 
 WRITES = "slatedb.db.write_ops"
 
@@ -68,7 +68,7 @@ async def test_both_ways_register_the_same(monkeypatch: pytest.MonkeyPatch) -> N
         assert [metric.value[0] for metric in metrics if metric.name == WRITES] == [1]
 
 
-async def test_somebody_elses_recorder_is_still_asked() -> None:
+async def test_a_recorder_that_is_not_ours_is_still_asked() -> None:
     class Theirs(slatedb.DefaultMetricsRecorder):  # type: ignore[misc]
         asked: list[str] = []  # noqa: RUF012 - one recorder only
 

@@ -72,7 +72,7 @@ async def test_files_that_wait_for_a_compaction_are_counted(new_s3_root: NewRoot
 async def test_a_clock_that_was_set_back_puts_a_compaction_off_and_is_no_error(
     new_memory_root: NewRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What SlateDB says then; nobody can set the clock of the machine for a test.
+    # What SlateDB says then; a test can't set the clock of the machine.
     behind = "Invalid error: invalid clock tick, must be monotonic. last_tick=`2`, next_tick=`1`"
     said = [slatedb.Error.Invalid(behind), slatedb.Error.Invalid("Invalid error: no such source")]
     submit = slatedb.Admin.submit_compaction

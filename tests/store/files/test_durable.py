@@ -104,7 +104,7 @@ def test_a_descriptor_is_closed_when_the_last_job_that_uses_it_is_done(tmp_path:
     sync.close()  # once more does nothing
 
 
-@pytest.mark.skipif(active_tier() is not Tier.compiled, reason="only the C helper is told it")
+@pytest.mark.skipif(active_tier() is not Tier.compiled, reason="only the C helper is given it")
 async def test_a_commit_under_way_keeps_its_descriptor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,9 +113,9 @@ async def test_a_commit_under_way_keeps_its_descriptor(
     assert sync is not None
     rows = Rows()
     rows.put_many([(b"k%05d" % number, VALUE) for number in range(500)])
-    committing = asyncio.create_task(database.commit(rows))
-    while not sync._users:
-        await asyncio.sleep(0)
+    under_way = asyncio.Event()
+    committing = asyncio.create_task(database.commit(rows, on_start=under_way.set))
+    await under_way.wait()
 
     sync.close()
     os.fstat(sync.descriptor)

@@ -21,16 +21,17 @@ LARGE = b"x" * 10_000
 # Commits that become files, and files that are merged: some are in use, others are not any more.
 OWNER_WITHOUT_SYNC = """
 import asyncio, os, sys
-from opendata_queue import Engine, NewMessage, StoreSettings
+from opendata_queue import Engine, StoreSettings
+from opendata_queue.store import Objects, Upkeep
 
 async def main(url):
     settings = StoreSettings(fsync=False, memtable_bytes=200_000, compaction_poll_ms=20)
     system = await Engine.open(url, settings=settings)
     await system.create_queue("all")
-    database = system._shard.database
+    upkeep = Upkeep(Objects.open(url, settings), "messages/00000")
     for number in range(300):
         await system.publish(b"x" * 10_000, headers={"number": str(number)})
-    while (await database._upkeep.file_counts())[1] == 0:
+    while (await upkeep.file_counts())[1] == 0:
         await asyncio.sleep(0.01)
     os._exit(0)
 
@@ -76,16 +77,19 @@ async def test_what_an_owner_before_has_not_synced_survives_once_the_root_was_op
 OWNER_BEFORE_THE_NEXT_SYNC = """
 import asyncio, os, sys
 from opendata_queue import Engine, StoreSettings
+from opendata_queue.store import Objects, Upkeep
+from opendata_queue.store.slatedb_files.manifests import admin_of
 
 async def main(url, until, end):
     poll_ms = {"flushed": 600_000, "merged": 500, "in_use": 20}[until]
     settings = StoreSettings(memtable_bytes=200_000, compaction_poll_ms=poll_ms)
     system = await Engine.open(url, settings=settings)
     await system.create_queue("all")
-    upkeep = system._shard.database._upkeep
+    objects, path = Objects.open(url, settings), "messages/00000"
+    upkeep, admin = Upkeep(objects, path), admin_of(objects, path)
 
     async def is_merged():  # and in no manifest yet
-        found = await upkeep._admin().read_compactions(None)
+        found = await admin.read_compactions(None)
         return any(one.status.name == "COMPACTED" for one in found.recent_compactions)
 
     async def is_so():

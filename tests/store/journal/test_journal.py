@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import slatedb.uniffi as slatedb
 
 from odq_encodings import JournalRecord, read_journal_records
 from opendata_queue import (
@@ -32,8 +33,10 @@ from opendata_queue.store.db import database as database_module
 from opendata_queue.store.files import durable as durable_files
 from opendata_queue.store.files.durable import WalSync, is_on_network
 from opendata_queue.store.journal import journal as journal_module
+from opendata_queue.store.journal import layout
 from opendata_queue.store.journal import writes as journaled_writes
-from opendata_queue.store.journal.journal import Journal, unflushed
+from opendata_queue.store.journal.contents import unflushed
+from opendata_queue.store.journal.journal import Journal
 from opendata_queue.store.native.jobs import NotWritten, not_written
 from opendata_queue.store.rows.writer import commit_rows, write_rows
 
@@ -225,7 +228,7 @@ async def test_who_is_replaced_can_acknowledge_nothing_and_loses_nothing(
 
 
 @pytest.mark.parametrize("tier", [Tier.compiled, Tier.public])
-async def test_who_was_replaced_by_somebody_who_is_gone_too_finds_out(
+async def test_an_owner_finds_out_that_it_was_replaced_by_one_that_is_gone_too(
     tmp_path: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "active_tier", lambda: tier)
@@ -288,7 +291,7 @@ async def test_who_is_killed_while_bringing_in_a_journal_leaves_it_to_the_next(
 async def test_a_large_commit_is_not_undone_by_what_is_left_in_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 100)
     database = await opened(tmp_path / "root")
     await database.commit(rows_of((b"a", b"old"), (b"b", b"1")))
 
@@ -304,7 +307,7 @@ async def test_a_large_commit_is_not_undone_by_what_is_left_in_the_journal(
 async def test_a_journal_that_is_full_is_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 1_000)
     database = await opened(tmp_path / "root")
     for number in range(100):
         await database.commit(rows_of((b"%03d" % number, b"v" * 50)))
@@ -323,8 +326,8 @@ async def test_a_kill_at_any_moment_loses_nothing_and_undoes_nothing(
     tmp_path: Path, copies: Iterator[Path], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Commits of all sizes, flushes and reads by chance, in regions that are soon full."""
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_500)
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 600)
+    monkeypatch.setattr(layout, "REGION_BYTES", 1_500)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 600)
     chance = random.Random(seed)
     expected: dict[bytes, bytes] = {}
     folder = next(copies)
@@ -369,7 +372,7 @@ def records_of(folder: Path) -> tuple[bytes, list[int]]:
 async def test_a_journal_of_which_the_last_records_were_not_written_gives_whole_commits_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 2_000)
     database = await opened(tmp_path / "root")
     for number in range(5):
         await database.commit(rows_of((b"n", b"%d" % number), (b"%d" % number, b"v")))
@@ -387,7 +390,7 @@ async def test_a_journal_of_which_the_last_records_were_not_written_gives_whole_
 async def test_a_journal_that_is_cut_anywhere_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 2_000)
     database = await opened(tmp_path / "root")
     for number in range(5):
         await database.commit(rows_of((b"n", b"%d" % number), (b"%d" % number, b"v")))
@@ -403,7 +406,7 @@ async def test_a_journal_that_is_cut_anywhere_is_refused(
 async def test_a_record_that_is_damaged_with_others_behind_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 2_000)
     database = await opened(tmp_path / "root")
     for number in range(5):
         await database.commit(rows_of((b"n", b"%d" % number), (b"%d" % number, b"v")))
@@ -469,7 +472,7 @@ def test_a_record_with_a_byte_that_has_changed_is_none(place: int) -> None:
 async def test_a_journal_that_lacks_a_record_in_the_middle_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 1_000)
     monkeypatch.setattr(journal_module.Journal, "is_flushed", lambda *_: None)
     database = await opened(tmp_path / "root")
     await database.commit(rows_of((b"a", b"1")))
@@ -532,7 +535,7 @@ async def test_who_serves_queues_alone_routes_what_a_killed_owner_of_all_had_ack
 async def test_a_record_that_is_written_over_half_way_was_flushed_and_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 1_000)
     journal = Journal(tmp_path, 1, sync=False, name="it")
     await journal.append(b"first")
     flushed = await journal.switch()
@@ -643,7 +646,7 @@ async def test_who_is_replaced_before_it_has_a_journal_does_not_open(
     await second.close()
 
 
-async def test_whoever_fails_to_open_leaves_the_one_before_replaced(
+async def test_an_open_that_fails_leaves_the_owner_before_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await opened(tmp_path)
@@ -671,7 +674,7 @@ async def test_whoever_fails_to_open_leaves_the_one_before_replaced(
 async def test_a_record_that_is_written_while_others_are_flushed_does_not_say_that_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 1_000)
     journal = Journal(tmp_path, 1, sync=False, name="it")
     await journal.append(b"first")
     flushed = await journal.switch()
@@ -713,7 +716,7 @@ async def test_what_is_acknowledged_while_it_is_closed_is_kept(tmp_path: Path) -
 async def test_a_large_commit_is_not_seen_before_it_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 100)
     database = await opened(tmp_path)
     await database.commit(rows_of((b"a", b"1")))
     written, durable = asyncio.Event(), asyncio.Event()
@@ -742,7 +745,7 @@ async def test_a_large_commit_is_not_seen_before_it_is_durable(
 async def test_a_large_commit_that_fails_is_never_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 100)
     database = await opened(tmp_path)
     await database.commit(rows_of((b"a", b"1")))
 
@@ -834,7 +837,7 @@ async def test_closing_does_not_wait_for_ever_for_a_store_that_does_not_answer(
 
     with monkeypatch.context() as patched:
         patched.setattr(journaled_writes, "commit_rows", never)
-        patched.setattr(type(database._db), "shutdown", never)
+        patched.setattr(slatedb.Db, "shutdown", never)
         async with asyncio.timeout(30):
             await database.close()
 
@@ -857,7 +860,7 @@ async def test_opening_does_not_wait_for_ever_for_a_store_that_does_not_answer(
 
     with monkeypatch.context() as patched:  # as SlateDB does when the disk is full
         patched.setattr(journaled_writes, "commit_rows", never)
-        patched.setattr(type(first._db), "shutdown", never)
+        patched.setattr(slatedb.Db, "shutdown", never)
         with pytest.raises(StoreUnavailableError, match=r"could not open .*: no answer within 50"):
             async with asyncio.timeout(30):
                 await opened(tmp_path / "copy", settings)
@@ -867,7 +870,7 @@ async def test_opening_does_not_wait_for_ever_for_a_store_that_does_not_answer(
     await after.close()
 
 
-async def test_whoever_fails_to_open_leaves_no_descriptor_open(
+async def test_an_open_that_fails_leaves_no_descriptor_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     descriptors = []
@@ -884,7 +887,7 @@ async def test_whoever_fails_to_open_leaves_no_descriptor_open(
     assert not _is_open_on(descriptor, tmp_path / "db" / "wal")
 
 
-async def test_whoever_gives_up_closing_leaves_no_descriptor_open(
+async def test_a_close_that_is_given_up_leaves_no_descriptor_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = await opened(tmp_path, SYNCED)
@@ -895,7 +898,7 @@ async def test_whoever_gives_up_closing_leaves_no_descriptor_open(
         closing_now.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(type(database._db), "shutdown", never)
+    monkeypatch.setattr(slatedb.Db, "shutdown", never)
     closing = asyncio.create_task(database.close())
     await closing_now.wait()
     closing.cancel()
@@ -915,8 +918,8 @@ def _is_open_on(descriptor: int, path: Path) -> bool:
 async def test_old_rows_do_not_come_back_after_large_commits_and_a_torn_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large_commits: int
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 1_000)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(layout, "REGION_BYTES", 1_000)
     database = await opened(tmp_path / "root")
     await database.commit(rows_of((b"a", b"old")))
     await database.show_others()
@@ -941,7 +944,7 @@ async def test_old_rows_do_not_come_back_after_large_commits_and_a_torn_record(
 async def test_a_read_that_is_under_way_outlives_a_large_commit_that_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 100)
     database = await opened(tmp_path)
     assert database._journaled is not None
     going, done = asyncio.Event(), asyncio.Event()

@@ -15,8 +15,10 @@ from odq_encodings import JournalState, read_journal_records
 from opendata_queue import CorruptStoreError, FencedError, StoreSettings, StoreUnavailableError
 from opendata_queue.store import Database, Objects, Rows
 from opendata_queue.store.db import database as database_module
-from opendata_queue.store.journal import journal as journal_module
-from opendata_queue.store.journal.journal import Journal, LeftJournals, newest_mark, unflushed
+from opendata_queue.store.journal import layout
+from opendata_queue.store.journal.contents import unflushed
+from opendata_queue.store.journal.inspection import newest_mark
+from opendata_queue.store.journal.journal import Journal, LeftJournals
 
 # Nothing is flushed in these tests that they do not ask for.
 SETTINGS = StoreSettings(journal_ms=24 * 3_600_000, fsync=False)
@@ -99,7 +101,7 @@ async def test_a_record_that_is_seen_half_written_is_read_again_when_it_is_whole
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_bytes: int, reads: int
 ) -> None:
     """A read that began before record 2 was whole, and went on after record 3 was written."""
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 2_000)
     path, whole, starts = await journal_of(tmp_path, b"first", b"second", b"third")
     torn_at = starts[1] + written_bytes
     path.write_bytes(whole[:torn_at] + bytes(starts[2] - torn_at) + whole[starts[2] :])
@@ -118,7 +120,7 @@ async def test_a_half_that_is_newer_than_the_other_one_that_was_read_is_read_aga
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: int
 ) -> None:
     """The owner has gone on to the other half between the reads of the two."""
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 2_000)
     journal = Journal(tmp_path, 1, sync=False, name="it")
     await journal.append(b"first")
     before = journal.path.read_bytes()
@@ -142,7 +144,7 @@ async def test_a_half_that_is_newer_than_the_other_one_that_was_read_is_read_aga
 async def test_a_torn_record_that_stays_so_is_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
+    monkeypatch.setattr(layout, "REGION_BYTES", 2_000)
     path, whole, starts = await journal_of(tmp_path, b"first", b"second", b"third")
     path.write_bytes(whole[: starts[1]] + bytes(starts[2] - starts[1]) + whole[starts[2] :])
 
@@ -153,8 +155,8 @@ async def test_a_torn_record_that_stays_so_is_damage(
 async def test_a_journal_that_changes_with_every_read_is_not_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 4_000)
-    folder = tmp_path / journal_module.FOLDER
+    monkeypatch.setattr(layout, "REGION_BYTES", 4_000)
+    folder = tmp_path / layout.FOLDER
     folder.mkdir()
     commits = [b"%d" % number for number in range(40)]
     path, whole, starts = await journal_of(folder, *commits)
@@ -180,8 +182,8 @@ async def test_a_journal_that_changes_with_every_read_is_not_judged(
 async def test_the_first_records_of_both_halves_may_be_seen_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: int
 ) -> None:
-    monkeypatch.setattr(journal_module, "REGION_BYTES", 2_000)
-    folder = tmp_path / journal_module.FOLDER
+    monkeypatch.setattr(layout, "REGION_BYTES", 2_000)
+    folder = tmp_path / layout.FOLDER
     folder.mkdir()
     path, whole, _ = await journal_of(folder, b"first")
     path.write_bytes(bytes(len(whole)))
@@ -199,7 +201,7 @@ async def test_the_first_records_of_both_halves_may_be_seen_half_written(
 async def test_a_journal_that_is_made_empty_while_it_is_read_brings_no_old_rows_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
-    monkeypatch.setattr(journal_module, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(layout, "MAX_RECORD_BYTES", 100)
     idle = await opened(tmp_path)
     await idle.commit(row(b"a", b"old"))
     await idle.commit(row(b"a", b"new" * 100))  # past the journal

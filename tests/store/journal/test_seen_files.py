@@ -18,7 +18,7 @@ def written(folder: Path, kind: str, number: int) -> Path:
     path = folder / kind / NAMES[kind](number)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"%d" % number)
-    # Two changes within one tick of the system's clock would look like one.
+    # Two changes within one tick of the system's clock would be seen as one.
     os.utime(path.parent, ns=(number, number))
     return path
 
@@ -30,9 +30,9 @@ def test_the_newest_file_is_noted_where_the_one_before_it_is_collected_already(
     written(tmp_path, kind, 3)
     notes = FileNotes(tmp_path, None)
 
-    written(tmp_path, kind, 5)  # and nobody has seen number 4; number 3 is kept for a reader
+    written(tmp_path, kind, 5)  # and number 4 was never seen; number 3 is kept for a reader
 
-    mark = notes.look()
+    mark = notes.poll()
     assert (getattr(mark, kind), getattr(mark, f"{kind}_check")) == (5, zlib.crc32(b"5"))
 
 
@@ -53,10 +53,10 @@ def test_a_folder_is_listed_only_after_it_has_changed(
     monkeypatch.setattr(os, "listdir", listdir)
 
     for _ in range(10):
-        notes.look()
+        notes.poll()
 
     assert listed == []
     written(tmp_path, kind, 52)
     for _ in range(10):
-        notes.look()
+        notes.poll()
     assert len(listed) == 1

@@ -66,7 +66,7 @@ async def test_a_create_without_an_answer_is_settled_by_reading(
     assert await objects.create("epoch/1", b"mine")
 
 
-async def test_somebody_who_is_cancelled_waits_for_the_answer_that_is_on_its_way(
+async def test_a_caller_that_is_cancelled_waits_for_the_answer_that_is_on_its_way(
     s3_environment: S3Server, new_s3_root: NewRoot
 ) -> None:
     objects = Objects.open(new_s3_root(), SETTINGS)
@@ -84,7 +84,7 @@ async def test_somebody_who_is_cancelled_waits_for_the_answer_that_is_on_its_way
         await reading
 
 
-async def test_somebody_who_is_cancelled_does_not_wait_for_ever(
+async def test_a_caller_that_is_cancelled_does_not_wait_for_ever(
     s3_environment: S3Server, new_s3_root: NewRoot
 ) -> None:
     objects = Objects.open(new_s3_root(), SETTINGS)
@@ -216,7 +216,7 @@ def test_every_file_of_a_commit_is_synced_before_it_is_acknowledged(
     assert {max((tree / "manifest").iterdir()), tree / "manifest"} <= synced
 
 
-async def test_a_file_that_somebody_else_made_is_synced_too(
+async def test_a_file_that_another_process_made_is_synced_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "epoch").write_bytes(b"theirs")

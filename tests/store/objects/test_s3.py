@@ -183,14 +183,16 @@ async def test_a_root_is_opened_with_a_profile_alone(
             await Engine.open("s3://private/root")
 
 
-async def test_an_endpoint_where_nobody_listens_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endpoint_without_a_server_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     set_environment(monkeypatch, KEYS | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
 
     with pytest.raises(StoreUnavailableError, match="nobody listens there"):
         await Objects.open("s3://bucket/root", IMPATIENT).read("x")
 
 
-async def test_nobody_waits_for_an_outage_to_end_at_an_endpoint_that_never_answered(
+async def test_an_endpoint_that_never_answered_is_not_waited_for_as_in_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With this patience it would take an hour; pytest gives up after minutes."""
