@@ -21,6 +21,7 @@ from odq_encodings import AvailableMessage, DoneMessage, FailedMessage, InFlight
 from opendata_queue.store import Database, Rows, active_tier
 from opendata_queue.store.group_commit import GroupCommitter
 from opendata_queue.store.journal.journal import Journal
+from opendata_queue.store.native.abi import JobFlag
 from opendata_queue.store.rows.writer import Tier, native_jobs
 
 MESSAGES: Final = "messages"
@@ -170,10 +171,10 @@ def _count_writes(stack: contextlib.ExitStack, counters: Counters) -> None:
     if active_tier() is Tier.compiled:
         # The arguments are those of the C functions.
         before(native_jobs(), "_submit_append", lambda *args: appended(
-            args[4] + args[6], args[2].then_sync
+            args[4] + args[6], args[2].flags & JobFlag.SYNC
         ))  # fmt: skip
         before(native_jobs(), "_submit_write", lambda *args: counters.add(
-            "slatedb.flushes", int(args[5])
+            "slatedb.flushes", bool(args[5] & JobFlag.FLUSH)
         ))  # fmt: skip
     else:
         before(Journal, "_append_now", lambda journal, _, __, record: appended(

@@ -2,9 +2,9 @@
 
 ``gc/manifest.boundary`` of a database holds the number up to which manifests may have been
 removed, and ``gc/compactions.boundary`` the same of lists of compactions. A process that has
-written or read one of these files reads the boundary, and takes nothing behind it for the newest. SlateDB
-moves it before it removes anything, by the ETag in quotes, and where that is refused it tries for
-ever. It moves nothing if the boundary is far enough already: that is what is done here, before it.
+written or read one of these files reads the boundary, and takes nothing behind it for the newest.
+SlateDB moves it before it removes anything, by the ETag in quotes, and where that is refused it
+tries for ever. It moves nothing if the boundary is far enough already: so that is done here first.
 """
 
 from __future__ import annotations
