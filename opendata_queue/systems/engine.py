@@ -28,13 +28,13 @@ from opendata_queue.filters import Filter
 from opendata_queue.log.all_shards import AllMessages
 from opendata_queue.log.owners_shard import bring_in_owners_shard
 from opendata_queue.log.readers import ShardReaders
-from opendata_queue.log.writer import MAX_MESSAGE_ID, MessageShard, PublishOptions
+from opendata_queue.log.writer import MessageShard, PublishOptions
 from opendata_queue.model.allowance import Allowance
 from opendata_queue.model.checks import check_integer
 from opendata_queue.model.clock import Clock, machine_clock
 from opendata_queue.model.errors import CorruptStoreError, FencedError, InvalidInputError
 from opendata_queue.model.figures import Figure
-from opendata_queue.model.ids import OWNERS_SHARD, SEQUENCE_MASK
+from opendata_queue.model.ids import MAX_MESSAGE_ID, OWNERS_SHARD, SEQUENCE_MASK
 from opendata_queue.model.messages import (
     ClaimedMessage,
     MessageFields,
@@ -64,8 +64,9 @@ from opendata_queue.queues.views import given_filter, satisfying
 from opendata_queue.root.clock import RootClock
 from opendata_queue.root.descriptor import SystemDescriptor, open_root, require_features
 from opendata_queue.root.features import KNOWN_FEATURES
-from opendata_queue.root.owner_files import DEFAULT_LEASE_MS, QUEUES_ROLE, messages_role
-from opendata_queue.root.ownership import ALL_ROLES, Ownership, Vacancy
+from opendata_queue.root.owner_files import ALL_ROLES, DEFAULT_LEASE_MS, QUEUES_ROLE, messages_role
+from opendata_queue.root.owner_watch import Vacancy
+from opendata_queue.root.ownership import Ownership
 from opendata_queue.root.roles import publishing_is_elsewhere
 from opendata_queue.root.timekeeping import continued_clock, last_root_time, said
 from opendata_queue.routing.replay import FROM_THE_BEGINNING_MS, LogReplay

@@ -26,6 +26,7 @@ from opendata_queue import (
 )
 from opendata_queue.root.descriptor import open_root
 from opendata_queue.root.owner_files import (
+    ALL_ROLES,
     DEFAULT_LEASE_MS,
     Heartbeat,
     Owner,
@@ -35,7 +36,8 @@ from opendata_queue.root.owner_files import (
     broker_address,
     current_owner,
 )
-from opendata_queue.root.ownership import ALL_ROLES, Ownership, stand_by
+from opendata_queue.root.owner_watch import stand_by
+from opendata_queue.root.ownership import Ownership
 from opendata_queue.runtime.process import ProcessIdentity
 from opendata_queue.store import Database, Objects
 from opendata_queue.testing import ManualClock

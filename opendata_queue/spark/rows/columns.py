@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from odq_encodings import MAX_HEADERS, MAX_INLINE_PAYLOAD_BYTES, EncodingError, encode_utf8
 from opendata_queue.log.cache import CheckedMessage
-from opendata_queue.log.writer import MAX_RETENTION_SECONDS, check_message
+from opendata_queue.log.checks import MAX_RETENTION_SECONDS, check_message
 from opendata_queue.model.errors import InvalidInputError
 from opendata_queue.model.messages import NewMessage
 from opendata_queue.spark.rows.plain_messages import PlainMessages
