@@ -14,13 +14,15 @@ from opendata_queue.log.payloads import is_user_uri
 from opendata_queue.log.rows import MAX_TIME_MS
 from opendata_queue.model.checks import check_integer
 from opendata_queue.model.errors import InvalidInputError
-from opendata_queue.model.messages import NewMessage
+from opendata_queue.model.messages import MAX_HEADERS_BYTES, NewMessage
 
 NAMESPACE_HEADER: Final = "namespace"
 MAX_IDEMPOTENCY_KEY_BYTES: Final = 512
 MAX_PAYLOAD_BYTES: Final = 512 * 1024 * 1024
 MAX_RETENTION_SECONDS: Final = (1 << 32) - 1
 
+_LENGTH_BYTES: Final = 2
+"""In front of each key and each value of an encoded header."""
 _HEADER_FIELD: Final = re.compile(r"headers\[(\d+)\]\.(key|value)")
 
 
@@ -40,6 +42,8 @@ def check_message(message: NewMessage, inline_bytes: int) -> CheckedMessage:
         checked = CheckedMessage(message, inline_bytes)
     except EncodingError as error:
         raise _bad_header(headers, error) from error
+    if len(checked.encoded_headers) > MAX_HEADERS_BYTES:
+        _check_size(checked)
     checked.uri_value = uri_value
     delay_ms, visible_at_ms = message.delay_ms, message.visible_at_ms
     if delay_ms is not None:
@@ -67,6 +71,15 @@ def _bad_header(headers: Mapping[str, str], error: EncodingError) -> InvalidInpu
     key = reprlib.repr(list(headers)[int(place)])
     name = f"the name of header {key}" if part == "key" else f"the value of header {key}"
     return InvalidInputError(f"{name}: {error.reason}")
+
+
+def _check_size(checked: CheckedMessage) -> None:
+    size_bytes = len(checked.encoded_headers) - 2 * _LENGTH_BYTES * len(checked.headers)
+    if size_bytes > MAX_HEADERS_BYTES:
+        raise InvalidInputError(
+            f"headers have {size_bytes} bytes in all, over the limit of {MAX_HEADERS_BYTES}; "
+            "put large data into the payload"
+        )
 
 
 def _check_payload(payload: bytes | None) -> None:
