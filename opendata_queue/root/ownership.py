@@ -73,7 +73,8 @@ class Ownership:
         self._durable: dict[str, Callable[[], int]] = {}
         self._files = files
         self._clock = clock
-        self._count = 0
+        self.heartbeats = 0
+        """How many were begun."""
         self._lost: FencedError | None = None
         self._written_at = clock.now_ms()
         self._warned = False
@@ -276,11 +277,11 @@ class Ownership:
             await self._beat_now()
 
     async def _beat_now(self) -> None:
-        self._count += 1
+        self.heartbeats += 1
         now = self._clock.now_ms()
         heartbeat = Heartbeat(
             holder=self.owner.holder,
-            count=self._count,
+            count=self.heartbeats,
             at=now,
             opening=self._is_opening,
             root=self._root_time(),

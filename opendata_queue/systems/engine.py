@@ -74,7 +74,7 @@ from opendata_queue.routing.router import Router, retention_deadline
 from opendata_queue.routing.shards import Following
 from opendata_queue.routing.tailer import Tailer
 from opendata_queue.runtime.aio import to_its_end
-from opendata_queue.runtime.background import Beside
+from opendata_queue.runtime.background import BackgroundTasks
 from opendata_queue.store import Database, Objects, StoreSettings
 from opendata_queue.store.group_commit import CommitLimits
 from opendata_queue.systems.finding import Wanted
@@ -152,7 +152,7 @@ class Engine(AsyncSystem):
         self._receipts = Receipts(descriptor.secret_bytes)
         self.consumer_id = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
         self._closing: asyncio.Task[None] | None = None
-        self._beside = Beside()
+        self._background = BackgroundTasks()
 
     @property
     def _shard(self) -> MessageShard:
@@ -753,7 +753,7 @@ class Engine(AsyncSystem):
 
         Its ``figures`` are shown with those of the engine.
         """
-        self._beside.run(work, figures)
+        self._background.run(work, figures)
 
     async def all_is_routed(self) -> None:
         """Wait until everything that has been published is in its queues."""
@@ -765,7 +765,7 @@ class Engine(AsyncSystem):
             yield from self._own.figures()
         yield from self._queues.committer.figures()
         yield from self._objects.figures()
-        yield from self._beside.figures()
+        yield from self._background.figures()
 
     @property
     def troubles(self) -> list[str]:
@@ -786,7 +786,7 @@ class Engine(AsyncSystem):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await self._beside.close()
+        await self._background.close()
         await self._let_go()
         try:
             if self._own is not None:
