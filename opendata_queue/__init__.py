@@ -44,7 +44,7 @@ from opendata_queue.model.values import (
 )
 from opendata_queue.opening import connect, connect_async, open, open_async
 from opendata_queue.root.owner_files import find_broker
-from opendata_queue.root.ownership import Vacancy
+from opendata_queue.root.owner_watch import Vacancy
 from opendata_queue.store import StoreSettings
 from opendata_queue.store.group_commit import CommitLimits
 from opendata_queue.systems.engine import Engine

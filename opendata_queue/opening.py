@@ -13,7 +13,7 @@ from opendata_queue.log.writer import PublishOptions
 from opendata_queue.model.clock import Clock
 from opendata_queue.model.errors import InvalidInputError, StoreAccessError, WrongContextError
 from opendata_queue.root.owner_files import DEFAULT_LEASE_MS, broker_address
-from opendata_queue.root.ownership import Vacancy
+from opendata_queue.root.owner_watch import Vacancy
 from opendata_queue.root.roles import publishing_is_elsewhere
 from opendata_queue.store import Location, Objects, StoreKind, StoreSettings
 from opendata_queue.store.group_commit import CommitLimits

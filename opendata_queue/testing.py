@@ -51,6 +51,12 @@ class ManualClock:
             with self._lock:
                 self._waiting.pop(turn, None)
 
+    @property
+    def waits_ms(self) -> list[int]:
+        """How long each of those that wait still has to wait; 0 if it is about to go on."""
+        with self._lock:
+            return [max(0, at_ms - self._elapsed_ms) for at_ms in self._waiting.values()]
+
     def advance_ms(self, milliseconds: int) -> None:
         """Let time pass, which never goes back."""
         if milliseconds < 0:
@@ -59,7 +65,7 @@ class ManualClock:
             self._elapsed_ms += milliseconds
             due = [turn for turn, at_ms in self._waiting.items() if at_ms <= self._elapsed_ms]
         for turn in due:
-            with contextlib.suppress(RuntimeError):  # its event loop is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # its event loop is closed: nothing waits
                 turn.get_loop().call_soon_threadsafe(_take_turn, turn)
 
     def set_wall_ms(self, now_ms: int) -> None:

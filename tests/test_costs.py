@@ -319,7 +319,7 @@ async def test_an_idle_minute(new_s3_root: NewRoot, s3_environment: S3Server) ->
 
 
 async def _until_a_heartbeat_is_awaited(clock: ManualClock, count: int, owner: Ownership) -> None:
-    while owner._count < count or not clock._waiting:
+    while owner.heartbeats < count or not clock.waits_ms:
         await asyncio.sleep(0)
 
 

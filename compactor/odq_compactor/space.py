@@ -14,7 +14,7 @@ from opendata_queue.model.errors import StoreAccessError
 from opendata_queue.model.paths import QUEUES_PATH, messages_path
 from opendata_queue.root.descriptor import read_root
 from opendata_queue.root.owner_files import QUEUES_ROLE, OwnerFiles, messages_role
-from opendata_queue.root.ownership import Verdict, judge
+from opendata_queue.root.owner_watch import Verdict, judge
 from opendata_queue.root.shard_files import ShardFiles
 from opendata_queue.store import Objects, StoreSettings, Upkeep
 

@@ -43,8 +43,9 @@ from opendata_queue.http.requests.exchange import Answer, Broker, Endpoint, Inqu
 from opendata_queue.http.requests.trace import with_trace
 from opendata_queue.http.v1 import refusals
 from opendata_queue.http.wire import JSON, ErrorBody, Many
-from opendata_queue.log.writer import MAX_MESSAGE_ID, NAMESPACE_HEADER
+from opendata_queue.log.checks import NAMESPACE_HEADER
 from opendata_queue.model.errors import QueueExistsError, QueueNotFoundError
+from opendata_queue.model.ids import MAX_MESSAGE_ID
 from opendata_queue.model.messages import NewMessage
 from opendata_queue.model.options import check_name
 from opendata_queue.queues.receipts import QueueReceipts, Receipts

@@ -10,11 +10,11 @@ from opendata_queue.log.prefetch import ReadAhead
 from opendata_queue.log.reader import unless_expired
 from opendata_queue.log.readers import ShardReaders
 from opendata_queue.log.remote_log import FollowedLog
-from opendata_queue.log.writer import MAX_MESSAGE_ID, MessageShard
+from opendata_queue.log.writer import MessageShard
 from opendata_queue.model.allowance import Allowance, ReadStep, RowBudget, read_within
 from opendata_queue.model.checks import check_integer
 from opendata_queue.model.clock import Clock
-from opendata_queue.model.ids import SEQUENCE_BITS
+from opendata_queue.model.ids import MAX_MESSAGE_ID, SEQUENCE_BITS
 from opendata_queue.model.messages import MessageFields
 
 

@@ -18,6 +18,7 @@ from odq_encodings import (
     SeqBlock,
 )
 from opendata_queue.log.cache import CheckedMessage
+from opendata_queue.log.checks import check_message
 from opendata_queue.log.payloads import BlobFolder
 from opendata_queue.log.rows import (
     ROWS_OVERHEAD_BYTES,
@@ -27,7 +28,6 @@ from opendata_queue.log.rows import (
     store_blobs,
 )
 from opendata_queue.log.sequences import KEY as SEQ_BLOCK_KEY
-from opendata_queue.log.writer import check_message
 from opendata_queue.model.clock import Clock
 from opendata_queue.model.errors import InvalidInputError, ShardFullError
 from opendata_queue.model.ids import SHARD_SEQUENCES, first_id_of

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Self
 
 from odq_encodings import EncodingError, encode_headers
 from opendata_queue.log.payloads import Blob
-from opendata_queue.model.messages import MessageFields, NewMessage, Published
+from opendata_queue.model.messages import MAX_HEADERS_BYTES, MessageFields, NewMessage, Published
 
 _GivenTimes = tuple[int | None, int | None, int] | None
 """Created at, visible at and the delay, where the producer has given one of them."""
@@ -177,6 +177,8 @@ class MessageBatch:
                 try:
                     encoded = encode_headers(copied.items())
                 except EncodingError:
+                    return None
+                if len(encoded) > MAX_HEADERS_BYTES:
                     return None
             size_bytes += len(payload)
             payloads.append(payload)

@@ -21,6 +21,7 @@ FIRST_BULK_SHARD: Final = 65_536
 """Shard numbers below are for live shards; from here on they are for bulk shards."""
 
 LAST_SHARD: Final = (1 << 31) - 1
+MAX_MESSAGE_ID: Final = (1 << 63) - 1
 
 
 def is_bulk(shard: int) -> bool:

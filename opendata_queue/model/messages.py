@@ -13,6 +13,10 @@ from typing import Final, NamedTuple
 
 from opendata_queue.model.errors import InvalidInputError
 
+MAX_HEADERS_BYTES: Final = 1024 * 1024
+"""Of all headers of a message together, keys and values as UTF-8. It holds for what is published:
+earlier releases had no such limit, and what they have stored is read like everything else."""
+
 _SHOWN_CHARACTERS: Final = 100
 
 

@@ -39,6 +39,10 @@ def messages_role(shard: int) -> str:
     return f"messages-{shard:05}"
 
 
+ALL_ROLES: Final = (QUEUES_ROLE, messages_role(0))
+"""What a process holds that does everything, in the order in which they are taken."""
+
+
 async def owned_shards(objects: Objects) -> list[int]:
     """The live shards that have or had an owner, in their order: one list."""
     found = map(_MESSAGES_ROLE.fullmatch, await objects.folders(OWNERS_FOLDER))

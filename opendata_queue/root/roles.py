@@ -18,14 +18,8 @@ from opendata_queue.root.owner_files import (
     messages_role,
     owned_shards,
 )
-from opendata_queue.root.ownership import (
-    Before,
-    Ownership,
-    Vacancy,
-    Verdict,
-    judge,
-    wait_until_silent,
-)
+from opendata_queue.root.owner_watch import Before, Vacancy, Verdict, judge, wait_until_silent
+from opendata_queue.root.ownership import Ownership
 from opendata_queue.root.shard_files import ShardFiles
 from opendata_queue.store import Objects
 

@@ -17,7 +17,7 @@ from opendata_queue.routing.bulk import BulkRouting
 from opendata_queue.routing.live import LiveFollower
 from opendata_queue.routing.tailer import Tailer
 from opendata_queue.runtime.aio import end_tasks
-from opendata_queue.runtime.backoff import LookPace
+from opendata_queue.runtime.polling import PollingPace
 from opendata_queue.store import Objects, StoreKind
 
 logger = logging.getLogger(__name__)
@@ -54,9 +54,9 @@ class Following:
         """Live shards whose files were removed."""
         self._looking = asyncio.Lock()
         self._asked = asyncio.Event()
-        self._pace = LookPace(_LOOK_MS, _LOOK_MS)
+        self._pace = PollingPace(_LOOK_MS, _LOOK_MS)
         if objects.location.kind is StoreKind.S3:
-            self._pace = LookPace(_LOOK_S3_MS, _LOOK_IDLE_S3_MS)
+            self._pace = PollingPace(_LOOK_S3_MS, _LOOK_IDLE_S3_MS)
         self.bulk = BulkRouting(CommitFiles(objects), store, readers)
         self._discovering: asyncio.Task[None] | None = None
 

@@ -10,7 +10,7 @@ from opendata_queue.model.figures import Figure
 from opendata_queue.runtime.aio import end_tasks
 
 
-class Beside:
+class BackgroundTasks:
     """Tasks that go on until their system is closed, and what they show of themselves."""
 
     __slots__ = ("_figures", "_tasks")

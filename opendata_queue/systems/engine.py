@@ -28,13 +28,13 @@ from opendata_queue.filters import Filter
 from opendata_queue.log.all_shards import AllMessages
 from opendata_queue.log.owners_shard import bring_in_owners_shard
 from opendata_queue.log.readers import ShardReaders
-from opendata_queue.log.writer import MAX_MESSAGE_ID, MessageShard, PublishOptions
+from opendata_queue.log.writer import MessageShard, PublishOptions
 from opendata_queue.model.allowance import Allowance
 from opendata_queue.model.checks import check_integer
 from opendata_queue.model.clock import Clock, machine_clock
 from opendata_queue.model.errors import CorruptStoreError, FencedError, InvalidInputError
 from opendata_queue.model.figures import Figure
-from opendata_queue.model.ids import OWNERS_SHARD, SEQUENCE_MASK
+from opendata_queue.model.ids import MAX_MESSAGE_ID, OWNERS_SHARD, SEQUENCE_MASK
 from opendata_queue.model.messages import (
     ClaimedMessage,
     MessageFields,
@@ -64,8 +64,9 @@ from opendata_queue.queues.views import given_filter, satisfying
 from opendata_queue.root.clock import RootClock
 from opendata_queue.root.descriptor import SystemDescriptor, open_root, require_features
 from opendata_queue.root.features import KNOWN_FEATURES
-from opendata_queue.root.owner_files import DEFAULT_LEASE_MS, QUEUES_ROLE, messages_role
-from opendata_queue.root.ownership import ALL_ROLES, Ownership, Vacancy
+from opendata_queue.root.owner_files import ALL_ROLES, DEFAULT_LEASE_MS, QUEUES_ROLE, messages_role
+from opendata_queue.root.owner_watch import Vacancy
+from opendata_queue.root.ownership import Ownership
 from opendata_queue.root.roles import publishing_is_elsewhere
 from opendata_queue.root.timekeeping import continued_clock, last_root_time, said
 from opendata_queue.routing.replay import FROM_THE_BEGINNING_MS, LogReplay
@@ -73,7 +74,7 @@ from opendata_queue.routing.router import Router, retention_deadline
 from opendata_queue.routing.shards import Following
 from opendata_queue.routing.tailer import Tailer
 from opendata_queue.runtime.aio import to_its_end
-from opendata_queue.runtime.background import Beside
+from opendata_queue.runtime.background import BackgroundTasks
 from opendata_queue.store import Database, Objects, StoreSettings
 from opendata_queue.store.group_commit import CommitLimits
 from opendata_queue.systems.finding import Wanted
@@ -151,7 +152,7 @@ class Engine(AsyncSystem):
         self._receipts = Receipts(descriptor.secret_bytes)
         self.consumer_id = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
         self._closing: asyncio.Task[None] | None = None
-        self._beside = Beside()
+        self._background = BackgroundTasks()
 
     @property
     def _shard(self) -> MessageShard:
@@ -752,7 +753,7 @@ class Engine(AsyncSystem):
 
         Its ``figures`` are shown with those of the engine.
         """
-        self._beside.run(work, figures)
+        self._background.run(work, figures)
 
     async def all_is_routed(self) -> None:
         """Wait until everything that has been published is in its queues."""
@@ -764,7 +765,7 @@ class Engine(AsyncSystem):
             yield from self._own.figures()
         yield from self._queues.committer.figures()
         yield from self._objects.figures()
-        yield from self._beside.figures()
+        yield from self._background.figures()
 
     @property
     def troubles(self) -> list[str]:
@@ -785,7 +786,7 @@ class Engine(AsyncSystem):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await self._beside.close()
+        await self._background.close()
         await self._let_go()
         try:
             if self._own is not None:

@@ -28,7 +28,7 @@ from opendata_queue.root.owner_files import DEFAULT_LEASE_MS, messages_role
 from opendata_queue.root.ownership import Ownership
 from opendata_queue.root.roles import queues_are_elsewhere, take_live_shard
 from opendata_queue.root.timekeeping import continued_clock, follow_root, last_root_time, said
-from opendata_queue.runtime.background import Beside
+from opendata_queue.runtime.background import BackgroundTasks
 from opendata_queue.store import Objects, StoreSettings
 
 _NEEDED: Final = frozenset({PROVABLE_COMMITS})
@@ -61,7 +61,7 @@ class Ingest(AsyncSystem):
         ownership.has_failed = lambda: shard.has_failed
         ownership.say_durable(messages_role(shard_number), shard.database.durable_sequence)
         self._closing: asyncio.Task[None] | None = None
-        self._beside = Beside()
+        self._background = BackgroundTasks()
 
     @classmethod
     async def open(
@@ -154,7 +154,7 @@ class Ingest(AsyncSystem):
         """How commits and requests to the store have fared."""
         yield from self._shard.figures()
         yield from self._objects.figures()
-        yield from self._beside.figures()
+        yield from self._background.figures()
 
     @property
     def troubles(self) -> list[str]:
@@ -175,7 +175,7 @@ class Ingest(AsyncSystem):
         figures: Callable[[], Iterable[Figure]] | None = None,
     ) -> None:
         """As ``Engine.run_beside``."""
-        self._beside.run(work, figures)
+        self._background.run(work, figures)
 
     # --- closing ----------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Ingest(AsyncSystem):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await self._beside.close()
+        await self._background.close()
         await self._let_go()
         try:
             await self._shard.close()

@@ -12,10 +12,9 @@ from typing import Protocol
 from odq_encodings import Failure, MessageMetadata
 from opendata_queue.filters import Filter
 from opendata_queue.log.all_shards import AllMessages
-from opendata_queue.log.writer import MAX_MESSAGE_ID
 from opendata_queue.model.allowance import Allowance, failed_bytes
 from opendata_queue.model.checks import check_integer
-from opendata_queue.model.ids import is_bulk, shard_of
+from opendata_queue.model.ids import MAX_MESSAGE_ID, is_bulk, shard_of
 from opendata_queue.model.messages import MessageFields, PeekedMessage, StoredMessage
 from opendata_queue.model.values import (
     BrowsedState,

@@ -111,7 +111,7 @@ async def test_a_loop_ends_when_nothing_has_come_for_long_enough(
 
     consuming = asyncio.create_task(consume())
     while not consuming.done():  # waits of 100, 100 and 50
-        if clock._waiting:
+        if clock.waits_ms:
             clock.advance_ms(10)
         await asyncio.sleep(0.001)
     await consuming

@@ -146,6 +146,30 @@ async def test_the_state_of_a_trace_goes_along_with_it(client: httpx.AsyncClient
     assert full["headers"] == many
 
 
+async def test_headers_that_are_too_large_together_are_refused(client: httpx.AsyncClient) -> None:
+    headers = {str(number): "x" * 60_000 for number in range(10, 28)}
+
+    refused = await ask(client, "publish", messages=[{"payload": "", "headers": headers}])
+
+    assert refused.status_code == 400
+    assert "headers have 1080036 bytes in all, over the limit of 1048576" in refused.text
+
+
+async def test_headers_of_the_limit_are_published_without_a_trace(
+    client: httpx.AsyncClient,
+) -> None:
+    full = {f"{number:04}": "x" * 65_532 for number in range(16)}
+    body = {"messages": [{"payload": "", "headers": full}]}
+
+    answer = await client.post("/v1/publish", json=body, headers={"traceparent": TRACE})
+
+    assert answer.status_code == 200
+    (read,) = (await ask(client, "read", message_ids=answer.json()["message_ids"])).json()[
+        "messages"
+    ]
+    assert read["headers"] == full
+
+
 async def test_an_answer_has_a_size(serving: Serving) -> None:
     async with serving(max_answer_bytes=1_000) as client:
         await ask(client, "create_queue", queue="q")

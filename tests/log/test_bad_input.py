@@ -11,7 +11,14 @@ from opendata_queue import (
     NewMessage,
     PublishOptions,
 )
+from opendata_queue.log.bulk_writer import BulkShard
+from opendata_queue.log.cache import CheckedMessage
 from opendata_queue.log.writer import MAX_MESSAGES_AT_ONCE
+from opendata_queue.model.clock import SystemClock
+from opendata_queue.model.messages import MAX_HEADERS_BYTES
+from opendata_queue.root.commit_files import Commit, CommitFiles, CommittedShard
+from opendata_queue.root.shard_files import ShardFiles
+from opendata_queue.store import Objects, StoreSettings
 from tests.log.written_log import log_of
 
 BAD_MESSAGES = {
@@ -22,6 +29,10 @@ BAD_MESSAGES = {
     "a 70 kB header": (
         NewMessage(b"x", headers={"ok": "v", "big": "v" * 70_000}),
         "the value of header 'big': 70000 bytes of UTF-8 are over the limit of 65535",
+    ),
+    "headers that are too large together": (
+        NewMessage(b"x", headers={str(n): "v" * 60_000 for n in range(10, 28)}),
+        "headers have 1080036 bytes in all, over the limit of 1048576",
     ),
     "a header that is no text": (
         NewMessage(b"x", headers={"n": 5}),  # type: ignore[dict-item]
@@ -67,6 +78,67 @@ async def test_a_message_that_can_not_be_stored_is_refused_and_nothing_is_writte
         await memory_system.publish_many([NewMessage(b"good"), bad])  # type: ignore[list-item]
 
     assert await log_of(memory_system) == []
+
+
+async def test_headers_that_are_too_large_are_refused_in_a_batch_of_plain_messages(
+    memory_system: Engine,
+) -> None:
+    large = NewMessage(b"x", headers={str(n): "v" * 60_000 for n in range(10, 28)})
+
+    with pytest.raises(InvalidInputError, match=r"^message 7: headers have 1080036 bytes"):
+        await memory_system.publish_many([NewMessage(b"good")] * 7 + [large])
+
+    assert await log_of(memory_system) == []
+
+
+@pytest.mark.parametrize("count", [1, 10])
+async def test_headers_of_exactly_the_limit_are_stored(memory_system: Engine, count: int) -> None:
+    """Keys and values count as UTF-8, and nothing else does."""
+    headers = {f"{n:04}": "ü" * 32_766 for n in range(15)}
+    left = MAX_HEADERS_BYTES - 15 * 65_536
+    headers["last"] = "v" * (left - 4)
+
+    ids = await memory_system.publish_many([NewMessage(b"x", headers=headers)] * count)
+
+    read = await memory_system.read_many(ids)
+    assert [dict(one.headers) for one in read if one is not None] == [headers] * count
+    headers["last"] += "v"
+    with pytest.raises(InvalidInputError, match="headers have 1048577 bytes in all"):
+        await memory_system.publish_many([NewMessage(b"x", headers=headers)] * count)
+
+
+async def test_a_message_stored_with_larger_headers_is_still_read_found_and_claimed(
+    root: str,
+) -> None:
+    """Earlier releases had no limit for all headers of a message together."""
+    headers = {str(n): "v" * 60_000 for n in range(10, 60)}
+    job = Commit.new("load", [await _shard_of_an_earlier_release(root, headers)], now_ms=1)
+    async with await Engine.open(root) as system:
+        await system.create_queue("q", filter='"10" IS NOT NULL')
+        await CommitFiles(Objects.open(root, StoreSettings())).create(job)
+        (claimed,) = await system.claim("q", wait_ms=60_000)
+
+        assert dict(claimed.headers) == headers
+        page = await system.find("q", "in_flight")
+        assert [dict(one.headers) for one in page.entries] == [headers]
+        read = await system.read(claimed.message_id)
+        assert read is not None
+        assert dict(read.headers) == headers
+
+
+async def _shard_of_an_earlier_release(root: str, headers: dict[str, str]) -> CommittedShard:
+    objects = Objects.open(root, StoreSettings())
+    reserved = await ShardFiles(objects).reserve_bulk(job="load", now_ms=1)
+    writer = await BulkShard.create(objects, reserved.shard, SystemClock())
+    # What is checked already is not checked again.
+    await writer.add_checked([CheckedMessage(NewMessage(b"x", headers=headers), 65_535)])
+    written = await writer.finish()
+    return CommittedShard(
+        shard=written.shard,
+        messages=written.messages,
+        next_sequence=written.next_sequence,
+        bytes=written.bytes,
+    )
 
 
 async def test_too_many_messages_at_once_are_refused(memory_system: Engine) -> None:

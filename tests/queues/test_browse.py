@@ -20,6 +20,8 @@ from opendata_queue import (
     QueueNotFoundError,
     QueueOptions,
 )
+from opendata_queue.queues import browse
+from opendata_queue.runtime import turns
 from opendata_queue.store import Database, Rows
 from opendata_queue.testing import ManualClock
 from tests.conftest import NewRoot
@@ -536,3 +538,35 @@ async def test_there_is_no_history_of_what_is_not_there(system: Engine) -> None:
     for bad in (-1, 1 << 63, "1"):
         with pytest.raises(InvalidInputError, match="message_id is"):
             await system.history(bad)  # type: ignore[arg-type]
+
+
+async def test_a_page_of_messages_in_flight_is_made_in_turns_and_is_full_though_some_are_acked(
+    memory_system: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop is free between two parts of what is in flight, however much that is."""
+    monkeypatch.setattr(browse, "_IDS_AT_ONCE", 50)
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
+    await memory_system.create_queue("q")
+    ids = await memory_system.publish_many([NewMessage(b"x")] * 1_000)
+    claimed = await memory_system.claim("q", 1_000, wait_ms=60_000)
+    steps = 0
+
+    async def count_steps() -> None:
+        nonlocal steps
+        while True:
+            steps += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_steps())
+    browsing = asyncio.create_task(memory_system.browse("q", "in_flight", limit=100))
+    while steps < 10:
+        await asyncio.sleep(0)
+    acking = asyncio.create_task(memory_system.ack("q", *claimed[:10]))
+    page = await browsing
+    counting.cancel()
+    await acking
+
+    assert steps >= 1_000 // 50
+    assert len(page.entries) == 100
+    shown = [one.message_id for one in page.entries]
+    assert shown in (ids[:100], ids[10:110])

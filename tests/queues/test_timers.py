@@ -12,6 +12,10 @@ import pytest
 from opendata_queue import Engine, NewMessage, QueueOptions, StoreUnavailableError
 from opendata_queue.queues.queue import StoredQueue
 from opendata_queue.queues.rows.schedule import ScheduleRows
+from opendata_queue.queues.store import store
+from opendata_queue.queues.store.due import DueWork
+from opendata_queue.queues.timers import Sweeper
+from opendata_queue.runtime.turns import TURN_S, Turns
 from opendata_queue.testing import ManualClock
 from tests.conftest import NewRoot
 
@@ -57,6 +61,66 @@ async def test_a_message_without_attempts_left_fails_though_nobody_claims(
     assert (failed.message_id, failed.error, failed.consumer) == (
         message_id, "the lease ran out", "gone",
     )  # fmt: skip
+
+
+class TickingClock:
+    """Each time that it is asked, so much time has passed."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        self._now_s = 100.0
+
+    def read(self) -> float:
+        self._now_s += self.step_s
+        return self._now_s
+
+
+@pytest.mark.parametrize(
+    ("pieces", "at_most"), [(1, 50), (4, 200), (1_000, 500)], ids=["slow", "busy", "fast"]
+)
+async def test_a_step_that_admits_due_messages_ends_by_time(
+    new_memory_root: NewRoot,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    pieces: int,
+    at_most: int,
+) -> None:
+    """As many pieces as fit into a turn; the next step goes on behind them."""
+    ticking = TickingClock()
+    monkeypatch.setattr(store, "Turns", lambda: Turns(ticking.read))
+    steps: list[int] = []
+    admit_due = DueWork.admit_due
+
+    async def noted(work: DueWork, queue: StoredQueue) -> int:
+        steps.append(await admit_due(work, queue))
+        return steps[-1]
+
+    monkeypatch.setattr(DueWork, "admit_due", noted)
+    async with await Engine.open(new_memory_root(), clock=clock) as system:
+        await system.create_queue("q")
+        ids = await publish(system, 1_200, delay_ms=1_000)
+        ticking.step_s = TURN_S / pieces
+        await pass_time(system, clock, 1_000)
+
+        assert (sum(steps), max(steps)) == (1_200, at_most)
+        stats = await system.stats("q")
+        assert (stats.available, stats.delayed) == (1_200, 0)
+        assert [one.message_id for one in await system.claim("q", 1_000)] == ids[:1_000]
+
+
+async def test_a_claim_admits_as_many_due_messages_however_slow_the_machine_is(
+    new_memory_root: NewRoot, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticking = TickingClock()
+    monkeypatch.setattr(store, "Turns", lambda: Turns(ticking.read))
+    monkeypatch.setattr(Sweeper, "start", lambda _sweeper: None)
+    async with await Engine.open(new_memory_root(), clock=clock) as system:
+        await system.create_queue("q")
+        await publish(system, 1_200, delay_ms=1_000)
+        ticking.step_s = TURN_S
+        clock.advance_ms(1_000)
+
+        assert len(await system.claim("q", 1_000)) == 1_000
 
 
 async def test_a_lease_that_runs_out_leads_through_its_back_off_to_available(

@@ -16,7 +16,7 @@ import random
 import sys
 
 from opendata_queue import Engine, FencedError, OwnedError, SystemClock, Vacancy
-from opendata_queue.root.ownership import stand_by
+from opendata_queue.root.owner_watch import stand_by
 from opendata_queue.store import Objects
 from tests.queues.consumer_process import (
     CONSUMERS,

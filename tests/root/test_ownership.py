@@ -26,6 +26,7 @@ from opendata_queue import (
 )
 from opendata_queue.root.descriptor import open_root
 from opendata_queue.root.owner_files import (
+    ALL_ROLES,
     DEFAULT_LEASE_MS,
     Heartbeat,
     Owner,
@@ -35,7 +36,8 @@ from opendata_queue.root.owner_files import (
     broker_address,
     current_owner,
 )
-from opendata_queue.root.ownership import ALL_ROLES, Ownership, stand_by
+from opendata_queue.root.owner_watch import stand_by
+from opendata_queue.root.ownership import Ownership
 from opendata_queue.runtime.process import ProcessIdentity
 from opendata_queue.store import Database, Objects
 from opendata_queue.testing import ManualClock
@@ -102,17 +104,17 @@ async def beat(objects: Objects, count: int) -> None:
 async def while_time_passes(
     clock: ManualClock, work: Coroutine[Any, Any, T], *, wait_by_wait: bool = False
 ) -> T:
-    """Turn the clock whenever somebody waits for it; to the end of each wait, if that matters."""
+    """Turn the clock whenever something waits for it; to the end of each wait, if that matters."""
     task = asyncio.ensure_future(work)
     while not task.done():
-        if waiting := list(clock._waiting.values()):
-            clock.advance_ms(max(0, min(waiting) - clock.now_ms()) if wait_by_wait else 1_000)
+        if waits_ms := clock.waits_ms:
+            clock.advance_ms(min(waits_ms) if wait_by_wait else 1_000)
         await asyncio.sleep(0)
     return await task
 
 
 async def until_it_waits(clock: ManualClock, *tasks: asyncio.Task[Any], waits: int = 1) -> None:
-    while len(clock._waiting) < waits:
+    while len(clock.waits_ms) < waits:
         assert not any(task.done() for task in tasks), "it did not wait"
         await asyncio.sleep(0)
 
@@ -122,9 +124,9 @@ async def beats(clock: ManualClock, system: Engine, count: int = 1) -> None:
     ownership = system._ownership
     for _ in range(count):
         await until_it_waits(clock)
-        wanted = ownership._count + 1
+        wanted = ownership.heartbeats + 1
         clock.advance_ms(BEAT_MS)
-        while ownership._count < wanted or (ownership.is_kept and not clock._waiting):
+        while ownership.heartbeats < wanted or (ownership.is_kept and not clock.waits_ms):
             await asyncio.sleep(0)
 
 
@@ -283,8 +285,8 @@ async def test_a_silent_owner_of_several_roles_is_waited_for_once(
     opening = asyncio.create_task(Ownership.acquire(in_memory, clock=clock))
 
     while not opening.done():
-        if len(clock._waiting) == len(ALL_ROLES):
-            clock.advance_ms(max(clock._waiting.values()) - clock.now_ms())
+        if len(clock.waits_ms) == len(ALL_ROLES):
+            clock.advance_ms(max(clock.waits_ms))
         await asyncio.sleep(0)
 
     assert clock.now_ms() - began_at == LEASE_MS
@@ -615,10 +617,10 @@ async def test_a_taker_waits_no_longer_than_half_a_minute(
     taking = asyncio.create_task(Ownership.acquire(in_memory, clock=clock, takeover=True))
     count = 0
     while not taking.done():
-        if waiting := list(clock._waiting.values()):
+        if waits_ms := clock.waits_ms:
             count += 1
             await beat_of_opener(in_memory, count, opening=True)
-            clock.advance_ms(max(0, min(waiting) - clock.now_ms()))
+            clock.advance_ms(min(waits_ms))
         await asyncio.sleep(0)
 
     assert clock.now_ms() - began_at == 30_000
@@ -680,7 +682,7 @@ async def test_a_heartbeat_costs_the_same_however_old_the_root_is(
 
     for count in range(1, 4):
         clock.advance_ms(BEAT_MS)
-        while holder._count < count or not clock._waiting:
+        while holder.heartbeats < count or not clock.waits_ms:
             await asyncio.sleep(0)
 
     requests = s3_environment.requests()
@@ -717,7 +719,7 @@ async def test_an_owner_that_can_not_write_its_heartbeat_warns_and_goes_on(
         while (
             system._ownership.is_kept
         ):  # a look that takes too long is repeated with the next beat
-            clock.advance_ms(4_000 if clock._waiting else 0)
+            clock.advance_ms(4_000 if clock.waits_ms else 0)
             await asyncio.sleep(0)
         with pytest.raises(FencedError):
             await system.publish(b"x")

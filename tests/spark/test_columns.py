@@ -167,6 +167,10 @@ UNDECODABLE = pa.Array.from_buffers(
         ),
         ({"payload": [b"p"], "headers": [[("h", "v" * 65_536)]]}, "65536 bytes"),
         ({"payload": [b"p"], "headers": [[("h" * 65_536, "v")]]}, "65536 bytes"),
+        (
+            {"payload": [b"p"], "headers": [[(f"h{n}", "v" * 60_000) for n in range(18)]]},
+            "headers have 1080044 bytes in all, over the limit of 1048576",
+        ),
         ({"payload": [b"p"], "region": UNDECODABLE}, "'region' is no UTF-8: fffe"),
         ({"payload": [b"p"], "created_at": ["yesterday"]}, "created_at is 'yesterday'"),
         ({"payload": [b"p"], "visible_at": ["2026-02-30T00:00:00Z"]}, "2026-02-30"),

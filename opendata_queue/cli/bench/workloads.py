@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from opendata_queue.api.sync import System
-from opendata_queue.log.writer import NAMESPACE_HEADER
+from opendata_queue.log.checks import NAMESPACE_HEADER
 from opendata_queue.model.errors import OdqError, TimedOutError
 from opendata_queue.model.messages import ClaimedMessage, NewMessage
 from opendata_queue.model.options import QueueOptions

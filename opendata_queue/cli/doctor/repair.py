@@ -27,8 +27,9 @@ from opendata_queue.model.errors import CorruptStoreError, OdqError, OwnedError,
 from opendata_queue.model.paths import FEATURES_FOLDER, LIVE_SHARDS_FOLDER, OWNERS_FOLDER
 from opendata_queue.root.descriptor import DESCRIPTOR_PATH, described, make_root_again
 from opendata_queue.root.features import checked_features, create_features
-from opendata_queue.root.owner_files import OwnerFiles, messages_role
-from opendata_queue.root.ownership import ALL_ROLES, Ownership, Verdict, judge
+from opendata_queue.root.owner_files import ALL_ROLES, OwnerFiles, messages_role
+from opendata_queue.root.owner_watch import Verdict, judge
+from opendata_queue.root.ownership import Ownership
 from opendata_queue.root.shard_files import ShardFiles
 from opendata_queue.store import (
     Objects,

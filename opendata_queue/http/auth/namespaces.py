@@ -25,7 +25,7 @@ from opendata_queue.filters import (
     Text,
 )
 from opendata_queue.http.refusals import forbidden, invalid
-from opendata_queue.log.writer import NAMESPACE_HEADER
+from opendata_queue.log.checks import NAMESPACE_HEADER
 from opendata_queue.model.messages import NewMessage
 
 IMPLIED: Final[Mapping[Action, Action]] = {"consume": "view"}

@@ -16,7 +16,7 @@ from opendata_queue.http.refusals import come_back, invalid, no_room_to_answer
 from opendata_queue.http.requests.limits import Disconnected, RateLimits
 from opendata_queue.http.requests.trace import Trace, with_trace
 from opendata_queue.http.settings import ServerSettings
-from opendata_queue.log.writer import NAMESPACE_HEADER
+from opendata_queue.log.checks import NAMESPACE_HEADER
 from opendata_queue.model.allowance import COUNTED_BYTES, MESSAGE_BYTES, Allowance, headers_bytes
 from opendata_queue.model.messages import (
     ClaimedMessage,

@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from opendata_queue.model.allowance import headers_bytes
+from opendata_queue.model.messages import MAX_HEADERS_BYTES
+
 _PARENT: Final = "traceparent"
 _STATE: Final = "tracestate"
 # Two digits of version, the trace, the parent, flags; a later version may add to it.
@@ -14,6 +17,8 @@ _FORM: Final = re.compile(
 )
 _LONGEST_STATE: Final = 512
 _MOST_HEADERS: Final = 255
+_MOST_CHARACTERS: Final = MAX_HEADERS_BYTES // 4 - 2 * _LONGEST_STATE
+"""Of headers that surely have room for a trace, whatever their characters are in UTF-8."""
 
 Trace = dict[str, str]
 
@@ -32,5 +37,7 @@ def trace_of(headers: Mapping[bytes, str]) -> Trace:
 def with_trace(headers: Mapping[str, str], trace: Trace) -> Mapping[str, str]:
     """A message's headers and its trace, unless it has one of its own, or no room for it."""
     if not trace or _PARENT in headers or len(headers) + len(trace) > _MOST_HEADERS:
+        return headers
+    if headers_bytes(headers.items()) > _MOST_CHARACTERS:
         return headers
     return {**headers, **trace}

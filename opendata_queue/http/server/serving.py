@@ -24,8 +24,8 @@ from opendata_queue.http.settings import ServerSettings
 from opendata_queue.log.writer import PublishOptions
 from opendata_queue.model.clock import Clock, SystemClock
 from opendata_queue.model.errors import OdqError, OwnedError, StoreAccessError
-from opendata_queue.root.owner_files import QUEUES_ROLE
-from opendata_queue.root.ownership import ALL_ROLES, Vacancy, stand_by
+from opendata_queue.root.owner_files import ALL_ROLES, QUEUES_ROLE
+from opendata_queue.root.owner_watch import Vacancy, stand_by
 from opendata_queue.root.roles import Role
 from opendata_queue.store import Objects, StoreSettings
 from opendata_queue.store.group_commit import CommitLimits

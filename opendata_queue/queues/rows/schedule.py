@@ -44,7 +44,7 @@ class ScheduleRows:
         self._from = place
 
     def put_schedule(self, message: Waiting) -> None:
-        self._from = min(self._from, _due_order(message))
+        self._from = min(self._from, due_order(message))
         key = self._prefix + encode_due(message.visible_at, message.message_id)
         value = _pack_schedule(message.priority, message.retention_deadline, message.attempts)
         self._committer.rows.put(key, value)
@@ -72,9 +72,9 @@ class ScheduleRows:
             async for chunk in self._database.scan(start, end, limit=count + len(overlay)):
                 for key, value in chunk:
                     message = self._scheduled_message(key, value)
-                    scanned[_due_order(message)] = message
-            rows = (m for m in overlay.over(scanned) if _due_order(m) > after)
-            return sorted(rows, key=_due_order)[:count]
+                    scanned[due_order(message)] = message
+            rows = (m for m in overlay.over(scanned) if due_order(m) > after)
+            return sorted(rows, key=due_order)[:count]
 
     async def find(self, schedule: Schedule, visible_at: int, message_id: int) -> Waiting | None:
         """A message if it is scheduled for that time, or has just been."""
@@ -103,10 +103,10 @@ class ScheduleRows:
                 for key, value in chunk:
                     message = self._scheduled_message(key, value)
                     scanned[message.visible_at, message.message_id] = message
-            rows = sorted(overlay.over(scanned), key=_due_order)
+            rows = sorted(overlay.over(scanned), key=due_order)
         due = [message for message in rows[:DUE_AT_ONCE] if message.visible_at <= now]
         later = rows[len(due) : len(due) + 1]
-        return due, _due_order(later[0]) if later else (LAST_TIME_MS, LAST_ID)
+        return due, due_order(later[0]) if later else (LAST_TIME_MS, LAST_ID)
 
     def _scheduled_message(self, key: bytes, value: bytes) -> Waiting:
         suffix = key[len(self._prefix) :]
@@ -121,5 +121,5 @@ class ScheduleRows:
         )
 
 
-def _due_order(message: Waiting) -> Place:
+def due_order(message: Waiting) -> Place:
     return message.visible_at, message.message_id

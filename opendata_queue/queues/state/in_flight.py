@@ -64,6 +64,10 @@ class InFlight:
     def held(self) -> list[Held]:
         return [held for held, _ in self._held.values()]
 
+    def message_ids(self) -> list[int]:
+        """Those in flight, mostly in the order of their claims."""
+        return list(self._held)
+
     def holding(self, message_id: int) -> Held | None:
         """A message if it is in flight."""
         return self._held.get(message_id, _NOT_IN_FLIGHT)[0]

@@ -12,14 +12,18 @@ from typing import Final
 
 from opendata_queue.model.errors import QueueNotFoundError
 from opendata_queue.queues.queue import StoredQueue
+from opendata_queue.queues.rows.schedule import DUE_AT_ONCE, due_order
 from opendata_queue.queues.store.commits import QueueCommits
 from opendata_queue.queues.store.registry import QueueRegistry
 from opendata_queue.queues.timers import Sweeper
 from opendata_queue.root.clock import RootClock
+from opendata_queue.runtime.turns import Turns
 
 _LEASES_AT_ONCE: Final = 250
-_ROUNDS_OF_DUE: Final = 2
-"""How often a claim admits some hundred messages that are due before it takes what there is."""
+_DUE_BEFORE_A_CLAIM: Final = 2 * DUE_AT_ONCE
+"""How many messages that are due a claim admits before it takes what there is."""
+_DUE_AT_A_TIME: Final = 50
+"""Admitted before the clock is asked whether the step is over; they take half a millisecond."""
 
 Deadlines = Callable[[Iterable[int]], Awaitable[dict[int, int]]]
 """Looks up the retention deadlines of messages."""
@@ -35,6 +39,7 @@ class DueWork:
         clock: RootClock,
         deadlines: Deadlines,
         *,
+        turns: Turns,
         lease_grace_ms: int,
         chance: random.Random,
     ) -> None:
@@ -43,6 +48,7 @@ class DueWork:
         self._committer = commits.committer
         self._clock = clock
         self._deadlines = deadlines
+        self._turns = turns
         self._grace_ms = lease_grace_ms
         self._chance = chance
         self.sweeper = Sweeper(
@@ -61,10 +67,11 @@ class DueWork:
         while self._lease_is_over(queue):
             await self._take_back_leases(queue, _LEASES_AT_ONCE)
             await asyncio.sleep(0)  # a consumer that has died may have held thousands
-        rounds = 0
-        while self._is_due(queue) and (rounds < _ROUNDS_OF_DUE or not len(queue.state.ready)):
-            await self._admit_due(queue)
-            rounds += 1
+        admitted = 0
+        while self._is_due(queue) and (
+            admitted < _DUE_BEFORE_A_CLAIM or not len(queue.state.ready)
+        ):
+            admitted += await self.admit_due(queue)
 
     def _next_event(self, queue: StoredQueue) -> int | None:
         """When time alone will next change this queue; never if it is gone."""
@@ -87,7 +94,7 @@ class DueWork:
             if self._lease_is_over(queue):
                 await self._take_back_leases(queue, _LEASES_AT_ONCE)
             if self._is_due(queue):
-                await self._admit_due(queue)
+                await self.admit_due(queue)
         except QueueNotFoundError:  # deleted meanwhile
             self.sweeper.forget(queue)
 
@@ -109,16 +116,24 @@ class DueWork:
         state = queue.state
         return bool(state.schedule.count) and state.schedule.due_from <= self._clock.now_ms()
 
-    async def _admit_due(self, queue: StoredQueue) -> None:
-        """Admit some hundred messages that are due."""
+    async def admit_due(self, queue: StoredQueue) -> int:
+        """Admit messages that are due, for a turn; returns how many, some hundred at most."""
         async with queue.reading() as indexes:
             if not self._is_due(queue):
-                return
+                return 0
             await self._committer.room()
             due, next_due = await indexes.first_of_schedule(self._clock.now_ms())
             queue.check()
-            indexes.take_due(due, next_due, self._clock.now_ms())
+            now, turn, taken = self._clock.now_ms(), self._turns.of_a_caller(), 0
+            while True:
+                some = due[taken : taken + _DUE_AT_A_TIME]
+                taken += len(some)
+                behind = due_order(due[taken]) if taken < len(due) else next_due
+                indexes.take_due(some, behind, now)
+                if taken == len(due) or turn.is_over:
+                    break  # what is left is read again: meanwhile it may have changed
             self._commits.changed_in_background(queue)
+            return taken
 
     async def ready_to_give_back(self, queue: StoredQueue) -> None:
         """Look up what the version-1 records of messages in flight could not hold."""

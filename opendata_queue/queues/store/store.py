@@ -71,6 +71,7 @@ class QueueStore:
             self._commits,
             clock,
             deadlines,
+            turns=self.turns,
             lease_grace_ms=lease_grace_ms,
             chance=chance,
         )

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from opendata_queue.log.writer import MAX_MESSAGE_ID
+from opendata_queue.model.ids import MAX_MESSAGE_ID
 from opendata_queue.root.features import checked_features
 from opendata_queue.spark.options import integer_of, refuse_unknown, root_of
 from opendata_queue.spark.read.messages import message_batches

@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 
 from odq_encodings import MAX_HEADERS, MAX_INLINE_PAYLOAD_BYTES, EncodingError, encode_utf8
 from opendata_queue.log.cache import CheckedMessage
-from opendata_queue.log.writer import MAX_RETENTION_SECONDS, check_message
+from opendata_queue.log.checks import MAX_RETENTION_SECONDS, check_message
 from opendata_queue.model.errors import InvalidInputError
-from opendata_queue.model.messages import NewMessage
+from opendata_queue.model.messages import MAX_HEADERS_BYTES, NewMessage
 from opendata_queue.spark.rows.plain_messages import PlainMessages
 
 PAYLOAD: Final = "payload"
@@ -166,7 +166,10 @@ def _headers(batch: Batch, layout: Layout) -> tuple[Array, Array]:
         count = pc.add(count, more)
     if (pc.max(count).as_py() or 0) > MAX_HEADERS:
         raise _Unusual
-    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, _EMPTY), count
+    headers = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, _EMPTY)
+    if _longest(headers) > MAX_HEADERS_BYTES:
+        raise _Unusual
+    return headers, count
 
 
 def _mapped_headers(column: Array, layout: Layout) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class LookPace:
+class PollingPace:
     """Rests twice as long each time while nothing happens: a poll on S3 is a request to pay for.
 
     The caller counts what happens. If the count has changed, the next rest is the shortest again.
