@@ -85,7 +85,7 @@ SEAMS = {
     "starlette": {"opendata_queue.http"},
     "prometheus_client": {"opendata_queue.http"},
     "jwt": {"opendata_queue.http.auth.tokens", "opendata_queue.cli.token"},
-    "aiohttp": {"opendata_queue.http.client"},
+    "aiohttp": {"opendata_queue.http.calls"},
     "msgspec": {"opendata_queue.http"},
     "typer": {"opendata_queue.cli"},
     # All else is given a clock. These measure, or wait when there is none any more.

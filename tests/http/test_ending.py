@@ -20,7 +20,8 @@ from opendata_queue import (
     OwnedError,
     StoreUnavailableError,
 )
-from opendata_queue.http.client import ClientOptions, RemoteSystem
+from opendata_queue.http.client import RemoteSystem
+from opendata_queue.http.client_options import ClientOptions
 from tests.support.broker import PATIENCE_SECONDS, BrokerProcess, reserved_port
 
 
