@@ -53,7 +53,7 @@ async def test_a_broker_that_is_asked_to_ends_well(root: str) -> None:
     assert acknowledged
     assert all(isinstance(one, int | StoreUnavailableError) for one in outcomes)
     async with await Engine.open(root) as after:
-        await after._tailer.caught_up()
+        await after.parts.tailer.caught_up()
         found = await _claim_everything(after, "q")
     assert acknowledged <= set(found)
 
