@@ -21,7 +21,7 @@ from opendata_queue.systems.engine import Engine
 from opendata_queue.systems.read_only import ReadOnlySystem
 
 if TYPE_CHECKING:
-    from opendata_queue.http.client import ClientOptions
+    from opendata_queue.http.client_options import ClientOptions
 
 _REMOTE = ("http://", "https://")
 _opened_in: int | None = None
@@ -231,7 +231,8 @@ def _client_options(
     options: ClientOptions | None = None,
 ) -> ClientOptions:
     try:
-        from opendata_queue.http.client import ClientOptions
+        import opendata_queue.http.client  # noqa: F401  # before anything is asked of the store
+        from opendata_queue.http.client_options import ClientOptions
     except ImportError as error:
         raise StoreAccessError(f"{error}: install opendata-queue[client] to reach {url}") from error
     options = options or ClientOptions()

@@ -460,7 +460,7 @@ async def test_the_costs_of_a_life_over_http() -> None:
         async with await RemoteSystem.open(broker.url) as system:
             await system.create_queue(QUEUE)
             counters = Counters()
-            system._session.trace_configs.append(_tracing(counters))
+            system.calls.session.trace_configs.append(_tracing(counters))
             found: dict[int, dict[str, dict[str, int]]] = {}
             for count in OVER_HTTP:
                 steps = found[count] = {}

@@ -85,7 +85,7 @@ SEAMS = {
     "starlette": {"opendata_queue.http"},
     "prometheus_client": {"opendata_queue.http"},
     "jwt": {"opendata_queue.http.auth.tokens", "opendata_queue.cli.token"},
-    "aiohttp": {"opendata_queue.http.client"},
+    "aiohttp": {"opendata_queue.http.calls"},
     "msgspec": {"opendata_queue.http"},
     "typer": {"opendata_queue.cli"},
     # All else is given a clock. These measure, or wait when there is none any more.
@@ -412,3 +412,43 @@ def test_no_decision_goes_by_the_words_of_an_error() -> None:
 def test_a_decision_by_the_words_of_an_error_is_found(decision: str) -> None:
     assert decisions_by_text(f"try:\n    go()\nexcept ValueError as error:\n    {decision}\n")
     assert decisions_by_text(f"def f(error: OdqError) -> None:\n    {decision}\n")
+
+
+MOST_LINES_OF_A_MODULE = 500
+MOST_METHODS_OF_A_CLASS = 40
+
+
+def large_without_a_reason(source: str) -> list[str]:
+    """What is too large in a module and does not say why: ``One module because …``."""
+    tree = ast.parse(source)
+    found = []
+    if len(source.splitlines()) > MOST_LINES_OF_A_MODULE:
+        found += [] if "One module because " in (ast.get_docstring(tree) or "") else ["module"]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+            methods = [one for one in node.body if isinstance(one, kinds)]
+            reason = "One class because " in (ast.get_docstring(node) or "")
+            if len(methods) > MOST_METHODS_OF_A_CLASS and not reason:
+                found.append(node.name)
+    return found
+
+
+def test_what_is_large_says_why() -> None:
+    found = {
+        name: large
+        for name, path in modules().items()
+        if (large := large_without_a_reason(path.read_text()))
+    }
+
+    assert not found
+
+
+def test_what_is_large_without_a_reason_is_found() -> None:
+    lines = "\n" * MOST_LINES_OF_A_MODULE
+    methods = "".join(f"    def m{n}(self): ...\n" for n in range(MOST_METHODS_OF_A_CLASS + 1))
+
+    assert large_without_a_reason(f"x = 1{lines}y = 2\n") == ["module"]
+    assert not large_without_a_reason(f'"""A list.\n\nOne module because it is."""{lines}')
+    assert large_without_a_reason(f"class Large:\n{methods}") == ["Large"]
+    assert not large_without_a_reason(f'class Large:\n    """One class because so."""\n{methods}')

@@ -42,7 +42,7 @@ def _new(count: int) -> list[NewMessage]:
 
 
 async def _routed(system: Engine) -> None:
-    await system._all_is_routed()
+    await system.all_is_routed()
 
 
 async def _have_queue(system: Engine) -> None:

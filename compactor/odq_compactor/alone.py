@@ -21,7 +21,8 @@ from opendata_queue.root.owner_files import messages_role
 from opendata_queue.root.ownership import Ownership
 from opendata_queue.root.shard_files import ShardFiles
 from opendata_queue.store import StoreSettings, Upkeep
-from opendata_queue.systems.engine import Engine, OwnedStores
+from opendata_queue.systems.engine import Engine
+from opendata_queue.systems.owned import OwnedStores
 
 logger = logging.getLogger(__name__)
 

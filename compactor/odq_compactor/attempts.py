@@ -14,7 +14,7 @@ from opendata_queue.log.readers import is_not_there
 from opendata_queue.model.errors import OdqError
 from opendata_queue.model.ids import first_id_of
 from opendata_queue.queues.store import QueueStore
-from opendata_queue.systems.engine import OwnedStores
+from opendata_queue.systems.owned import OwnedStores
 
 _ROWS_AT_ONCE: Final = 1_000
 

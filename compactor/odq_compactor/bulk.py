@@ -36,7 +36,7 @@ from opendata_queue.model.ids import SHARD_SEQUENCES, first_id_of
 from opendata_queue.root.commit_files import CommitFiles, CommittedShard
 from opendata_queue.routing.router import retention_deadline
 from opendata_queue.store import DatabaseReads
-from opendata_queue.systems.engine import OwnedStores
+from opendata_queue.systems.owned import OwnedStores
 
 logger = logging.getLogger(__name__)
 

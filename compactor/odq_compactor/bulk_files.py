@@ -17,7 +17,7 @@ from opendata_queue.model.paths import blobs_path, messages_path
 from opendata_queue.root.commit_files import Commit, CommitFiles
 from opendata_queue.root.shard_files import ShardFiles, earliest_bulk_shard
 from opendata_queue.store import DatabaseReads, Objects, withdraw_proof
-from opendata_queue.systems.engine import OwnedStores
+from opendata_queue.systems.owned import OwnedStores
 
 logger = logging.getLogger(__name__)
 

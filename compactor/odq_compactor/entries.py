@@ -15,7 +15,7 @@ from odq_encodings import ExpiredEntries, ExpiredEntriesKey, encode_expiry_key
 from opendata_queue.log.readers import is_not_there
 from opendata_queue.model.errors import OdqError
 from opendata_queue.store import DatabaseReads
-from opendata_queue.systems.engine import OwnedStores
+from opendata_queue.systems.owned import OwnedStores
 
 # Messages with a short life may be seen so late: their writer must learn that no queue has them.
 _LATE_MS: Final = 60_000

@@ -18,7 +18,7 @@ from opendata_queue.model.errors import OdqError
 from opendata_queue.model.ids import SEQUENCE_BITS, is_bulk
 from opendata_queue.queues.queue import StoredQueue
 from opendata_queue.store import DatabaseReads
-from opendata_queue.systems.engine import OwnedStores
+from opendata_queue.systems.owned import OwnedStores
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,8 @@
 """What a system of queues offers, wherever it runs: in this process or behind a broker.
 
 Each operation is declared here once, with a docstring and no body: see ``operation``.
+
+One module because it is one class, whose docstrings are the reference of all operations.
 """
 
 # mypy: disable-error-code="empty-body"

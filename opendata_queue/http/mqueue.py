@@ -37,12 +37,13 @@ from opendata_queue.filters import (
     Text,
 )
 from opendata_queue.http.auth.namespaces import Caller
+from opendata_queue.http.errors import ErrorBody
 from opendata_queue.http.refusals import Refusal, invalid, no_room_to_answer
 from opendata_queue.http.requests.decoding import MessagesDecoder
 from opendata_queue.http.requests.exchange import Answer, Broker, Endpoint, Inquiry, in_pieces
 from opendata_queue.http.requests.trace import with_trace
 from opendata_queue.http.v1 import refusals
-from opendata_queue.http.wire import JSON, ErrorBody, Many
+from opendata_queue.http.wire import JSON, Many
 from opendata_queue.log.checks import NAMESPACE_HEADER
 from opendata_queue.model.errors import QueueExistsError, QueueNotFoundError
 from opendata_queue.model.ids import MAX_MESSAGE_ID

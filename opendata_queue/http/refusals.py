@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from opendata_queue.http.wire import ErrorBody, body_of
+from opendata_queue.http.errors import ErrorBody, body_of
 from opendata_queue.model.errors import (
     AccessProblem,
     ClosedError,

@@ -8,6 +8,7 @@ from typing import Any, Final
 from starlette.routing import Route
 
 from opendata_queue.http import wire
+from opendata_queue.http.errors import ErrorBody
 from opendata_queue.http.requests.decoding import BodyDecoder, MessagesDecoder
 from opendata_queue.http.requests.exchange import (
     Answer,
@@ -21,7 +22,6 @@ from opendata_queue.http.wire import (
     JSON,
     MSGPACK,
     OPERATIONS,
-    ErrorBody,
     WireOperation,
     json_schemas,
 )

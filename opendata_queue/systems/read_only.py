@@ -38,8 +38,9 @@ from opendata_queue.queues.snapshot import QueueLook
 from opendata_queue.root.descriptor import SystemDescriptor, read_root
 from opendata_queue.root.timekeeping import reading_clock
 from opendata_queue.store import DatabaseReader, Location, Objects, StoreKind, StoreSettings
+from opendata_queue.systems.arguments import check_count, check_ids, checked_failed
 from opendata_queue.systems.finding import Wanted
-from opendata_queue.systems.reading import RootReading, check_count, check_ids, checked_failed
+from opendata_queue.systems.reading import RootReading
 
 T = TypeVar("T")
 

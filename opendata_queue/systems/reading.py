@@ -5,7 +5,7 @@ They differ in where queues and messages come from, and in nothing that a caller
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -27,10 +27,8 @@ from opendata_queue.model.values import (
 from opendata_queue.queues.browse import QueueBrowser, QueuesToBrowse, Sought
 from opendata_queue.queues.dead_letters import FAILED_AT_ONCE
 from opendata_queue.queues.state import Waiting
-from opendata_queue.queues.store import MAX_AT_ONCE
 from opendata_queue.queues.views import (
     failed_message,
-    given_filter,
     history_of,
     peeked,
     satisfying,
@@ -183,26 +181,6 @@ class RootReading:
         async for ids, metadata in self._messages.metadata_in_steps([*failures]):
             for one in await satisfying(wanted, ids, metadata):
                 yield failed_message(one, failures[one], metadata.get(one))
-
-
-# --- what callers give ----------------------------------------------------------------------------
-
-
-def check_count(name: str, count: int) -> None:
-    """Refuse what can't be the number of messages of one answer."""
-    check_integer(name, count, 1, MAX_AT_ONCE)
-
-
-async def checked_failed(filter: str | None, after_id: int, limit: int) -> Filter | None:
-    """The filter that ``failed`` is given, once all of its arguments are known to be good."""
-    check_count("limit", limit)
-    check_integer("after_id", after_id, -1, MAX_MESSAGE_ID)
-    return None if filter is None else await given_filter(filter)
-
-
-def check_ids(message_ids: Sequence[int]) -> None:
-    for one in message_ids:
-        check_integer("message_id", one, 0, MAX_MESSAGE_ID)
 
 
 def _sought(about: MessageMetadata) -> Sought:

@@ -17,7 +17,7 @@ async def test_a_claim_that_is_cancelled_at_any_point_gives_back_what_it_took(
     async with await Engine.open("memory:///", clock=ManualClock()) as system:
         await system.create_queue("q", options=QueueOptions(window=2, relaxed_claims=relaxed))
         await system.publish_many([NewMessage(b"%d" % n) for n in range(6)])
-        await system._tailer.caught_up()
+        await system.parts.tailer.caught_up()
         steps, cancelled = 0, 0
         while True:
             claiming = asyncio.create_task(system.claim("q", 5))

@@ -35,14 +35,14 @@ def fill(system: System, count: int, options: QueueOptions | None = None) -> Non
     system.publish_many([NewMessage(b"%d" % number) for number in range(count)])
     engine = system._system
     assert isinstance(engine, Engine)
-    system._thread.call(engine._tailer.caught_up())
+    system._thread.call(engine.parts.tailer.caught_up())
 
 
 async def fill_async(system: AsyncSystem, count: int, options: QueueOptions | None = None) -> None:
     await system.create_queue("q", options=options)
     await system.publish_many([NewMessage(b"%d" % number) for number in range(count)])
     assert isinstance(system, Engine)
-    await system._tailer.caught_up()
+    await system.parts.tailer.caught_up()
 
 
 def state(system: System) -> tuple[int, int, int, int]:

@@ -47,7 +47,7 @@ async def publish_async(system: AsyncSystem, count: int) -> None:
     """Publish, and wait until it is routed."""
     await system.publish_many([NewMessage(b"%d" % number) for number in range(count)])
     assert isinstance(system, Engine)
-    await system._tailer.caught_up()
+    await system.parts.tailer.caught_up()
 
 
 async def until(system: AsyncSystem, **wanted: int) -> None:

@@ -21,12 +21,13 @@ import pytest
 
 from opendata_queue import Engine, NewMessage, QueueOptions
 from opendata_queue.http import v1
+from opendata_queue.http.errors import MAX_ERROR_CHARS, body_of
 from opendata_queue.http.requests.connections import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
 from opendata_queue.http.requests.exchange import Broker
 from opendata_queue.http.server.app import make_app
 from opendata_queue.http.server.serving import Server
 from opendata_queue.http.settings import ServerSettings
-from opendata_queue.http.wire import JSON, MAX_ERROR_CHARS, MSGPACK, body_of
+from opendata_queue.http.wire import JSON, MSGPACK
 from opendata_queue.log.writer import PublishOptions
 from opendata_queue.model.allowance import PIECES_BYTES
 from opendata_queue.model.errors import QueueNotFoundError

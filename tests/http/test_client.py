@@ -19,7 +19,8 @@ from opendata_queue import (
     StoreAccessError,
     StoreUnavailableError,
 )
-from opendata_queue.http.client import ClientOptions, RemoteSystem
+from opendata_queue.http.client import RemoteSystem
+from opendata_queue.http.client_options import ClientOptions
 from tests.http.unreliable import UnreliableNetwork
 from tests.support.broker import BrokerProcess, reserved_port
 

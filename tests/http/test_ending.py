@@ -20,7 +20,8 @@ from opendata_queue import (
     OwnedError,
     StoreUnavailableError,
 )
-from opendata_queue.http.client import ClientOptions, RemoteSystem
+from opendata_queue.http.client import RemoteSystem
+from opendata_queue.http.client_options import ClientOptions
 from tests.support.broker import PATIENCE_SECONDS, BrokerProcess, reserved_port
 
 
@@ -52,7 +53,7 @@ async def test_a_broker_that_is_asked_to_ends_well(root: str) -> None:
     assert acknowledged
     assert all(isinstance(one, int | StoreUnavailableError) for one in outcomes)
     async with await Engine.open(root) as after:
-        await after._tailer.caught_up()
+        await after.parts.tailer.caught_up()
         found = await _claim_everything(after, "q")
     assert acknowledged <= set(found)
 

@@ -11,7 +11,8 @@ from aiohttp.test_utils import TestServer
 
 import opendata_queue
 from opendata_queue import StoreAccessError
-from opendata_queue.http.wire import MSGPACK, ErrorBody, body_of, error_of
+from opendata_queue.http.errors import ErrorBody, body_of, error_of
+from opendata_queue.http.wire import MSGPACK
 from opendata_queue.model.errors import AccessProblem
 
 Answering = Callable[[int, dict[str, object]], Awaitable[str]]

@@ -24,7 +24,8 @@ from opendata_queue import (
     StoreAccessError,
     StoreUnavailableError,
 )
-from opendata_queue.http.client import ClientOptions, RemoteSystem
+from opendata_queue.http.client import RemoteSystem
+from opendata_queue.http.client_options import ClientOptions
 from opendata_queue.http.server.serving import _bind, _listen, run, run_tailer
 from opendata_queue.http.settings import ServerSettings
 from opendata_queue.root.roles import Role

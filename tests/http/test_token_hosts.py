@@ -13,11 +13,13 @@ import pytest
 
 import opendata_queue
 from opendata_queue import InvalidInputError, OtherRoleError, StoreAccessError
-from opendata_queue.http import wire
-from opendata_queue.http.client import ClientOptions, RemoteSystem
+from opendata_queue.http.client import RemoteSystem
+from opendata_queue.http.client_options import ClientOptions
+from opendata_queue.http.errors import body_of
 from opendata_queue.http.token_hosts import TokenHosts
 from opendata_queue.http.wire import MSGPACK, OPERATIONS
 from opendata_queue.model.clock import SystemClock
+from opendata_queue.testing import ManualClock
 from tests.cli.conftest import Odq
 from tests.conftest import NewRoot
 from tests.support.s3_server import S3Server
@@ -53,7 +55,7 @@ class Listener:
 
 
 def elsewhere(address: str) -> bytes:
-    return msgspec.msgpack.encode(wire.body_of(OtherRoleError("not here", address=address)))
+    return msgspec.msgpack.encode(body_of(OtherRoleError("not here", address=address)))
 
 
 async def test_a_broker_can_not_send_the_token_to_another_host() -> None:
@@ -113,8 +115,8 @@ async def test_a_client_that_came_by_https_does_not_go_on_by_http(
     try:
         for address in ("http://broker.example.com", "http://localhost:8080"):
             with pytest.raises(StoreAccessError, match="does not go on by http"):
-                system._send_on(OPERATIONS["publish"], address)
-        assert system._send_on(OPERATIONS["publish"], "https://broker.example.com:8443")
+                system.addresses.send_on(OPERATIONS["publish"], address)
+        assert system.addresses.send_on(OPERATIONS["publish"], "https://broker.example.com:8443")
     finally:
         await system.close()
 
@@ -125,12 +127,13 @@ async def test_a_root_that_was_served_by_https_is_not_followed_to_http() -> None
     async def find() -> str:
         return addresses.pop(0)
 
-    system = RemoteSystem("s3://bucket/root", ClientOptions(), SystemClock(), find)
+    clock = ManualClock()
+    system = RemoteSystem("s3://bucket/root", ClientOptions(), clock, find)
     try:
-        await system._look_again()
-        system._looked_at_ms = None
+        await system.addresses.find_again()
+        clock.advance_ms(1_000)
         with pytest.raises(StoreAccessError, match="does not go on by http"):
-            await system._look_again()
+            await system.addresses.find_again()
         assert system.url == "https://a.example.com"
     finally:
         await system.close()

@@ -33,7 +33,7 @@ class Shards(AdminRules, ConsumerRules):
 
     async def caught_up(self) -> None:
         if self.is_news:
-            await self.system._all_is_routed()
+            await self.system.all_is_routed()
             await self.system._following.bulk.finished()
             self.is_news = False
         await super().caught_up()
@@ -93,7 +93,7 @@ class Shards(AdminRules, ConsumerRules):
         await super().passes()
         for ingest in self.ingests:
             await IngestRetention(ingest, COMPACTOR).run_once(thorough=True)
-        await self.system._all_is_routed()  # what they have removed is seen from now on
+        await self.system.all_is_routed()  # what they have removed is seen from now on
 
     def teardown(self) -> None:
         for ingest in self.ingests:

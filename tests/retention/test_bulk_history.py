@@ -46,8 +46,8 @@ async def filled(
 
 
 async def routed(engine: Engine) -> None:
-    await engine._following.bulk.look()
-    await engine._following.bulk.finished()
+    await engine.parts.following.bulk.look()
+    await engine.parts.following.bulk.finished()
 
 
 class Reads:
@@ -113,7 +113,7 @@ async def cost_of_passes(
         compactor = RetentionCompactor(engine, QUICK)
         await compactor.run_once(thorough=True)
         # They go by themselves, one of them by real time, and their requests are not the pass's.
-        await end_tasks([engine._following._discovering, engine._ownership._keeping])
+        await end_tasks([engine.parts.following._discovering, engine._ownership._keeping])
         reads = Reads(engine, monkeypatch)
         costs = [await reads.of(compactor, thorough=thorough) for thorough in (False, True)]
         clock.advance_ms(2 * 3_600_000)
@@ -283,7 +283,7 @@ async def test_a_queue_that_begins_at_a_time_passes_over_all_older_shards_with_o
         await routed(engine)
         with counted() as counters:
             await engine.create_queue("q", start=since)
-            await engine._replay.finished()
+            await engine.parts.replay.finished()
 
         assert counters["queues.commits"] < 10
         assert (await engine.stats("q")).available == 1

@@ -277,7 +277,7 @@ class System:
     async def _route(self) -> None:
         """Have all that is committed in its queues."""
         await self.engine.all_is_routed()
-        await self.engine._following.bulk.finished()
+        await self.engine.parts.following.bulk.finished()
         for shard in self.waiting:
             for name, queue in self.queues.items():
                 queue.open |= self._matching(shard, name)
@@ -288,7 +288,7 @@ class System:
 
     async def _make_queue(self, name: str, start: Start) -> None:
         await self.engine.create_queue(name, filter=FILTERS[name], options=OPTIONS, start=start)
-        await self.engine._replay.finished()
+        await self.engine.parts.replay.finished()
         queue = self.queues[name] = Queue()
         if start == "beginning":
             for shard in self.shards:

@@ -87,7 +87,7 @@ async def test_a_shard_that_is_past_stays_while_a_queue_made_during_the_pass_rep
             # Asked first: the replay of a shard that is gone would wait for it for ever.
             assert not report.total("bulk shards")
             may_replay.set()
-            await engine._replay.finished()
+            await engine.parts.replay.finished()
 
         assert (await queue_rows(engine))["bulk expiry"] == 1
         assert (await compactor.run_once()).total("bulk shards") == 1
@@ -107,7 +107,7 @@ async def test_what_is_left_of_the_replay_of_a_shard_that_is_gone_is_forgotten(
         assert (await queue_rows(engine))["replay"] == 1
 
         # Not by its task: where it does not get on, nothing else does, the test included.
-        more = await engine._replay._replay_some(queue)
+        more = await engine.parts.replay._replay_some(queue)
 
         assert not more
         assert not queue.replays
@@ -137,7 +137,7 @@ async def test_a_queue_that_begins_at_a_time_copes_with_older_shards_that_go_mea
 
         monkeypatch.setattr(LogReplay, "_behind_nothing", meanwhile)
         await engine.create_queue("q", start=since)
-        await engine._replay.finished()
+        await engine.parts.replay.finished()
 
         assert (await engine.stats("q")).available == 1
 
@@ -189,7 +189,7 @@ async def test_a_queue_made_while_the_rows_of_a_shard_are_being_deleted_does_not
         await deleting.wait()
         await engine.create_queue("late", start="beginning")
         report = await passing
-        await engine._replay.finished()
+        await engine.parts.replay.finished()
 
         assert report.total("bulk shards") == 1
         assert parts == 0
@@ -209,7 +209,7 @@ async def test_a_queue_deleted_and_made_again_from_the_beginning_keeps_what_it_w
         async def meanwhile(*args: Any) -> int:
             await engine.delete_queue("q")
             await engine.create_queue("q", start="beginning")
-            await engine._replay.finished()
+            await engine.parts.replay.finished()
             return await expired_of(*args)
 
         monkeypatch.setattr(FinishedBulk, "_expired_of", meanwhile)

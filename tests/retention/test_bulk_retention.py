@@ -45,8 +45,8 @@ async def test_a_bulk_shard_goes_whole_when_its_last_message_is_past_its_time(
         )
         await commit(url, "a", [short], now_ms=clock.now_ms())
         await commit(url, "b", [long], now_ms=clock.now_ms())
-        await engine._following.bulk.look()
-        await engine._following.bulk.finished()
+        await engine.parts.following.bulk.look()
+        await engine.parts.following.bulk.finished()
         compactor = RetentionCompactor(engine, QUICK)
         clock.advance_ms(3_600_000)
         assert not (await compactor.run_once(thorough=True)).total("bulk shards")
@@ -78,8 +78,8 @@ async def test_shards_that_no_job_committed_and_old_commits_go_after_seven_days(
         kept = await write_shard(url, [NewMessage(b"x")], clock=clock)
         lost = await write_shard(url, [NewMessage(bytes(70_000))], clock=clock)
         await commit(url, "a", [kept], now_ms=clock.now_ms())
-        await engine._following.bulk.look()
-        await engine._following.bulk.finished()
+        await engine.parts.following.bulk.look()
+        await engine.parts.following.bulk.finished()
         compactor = RetentionCompactor(engine, QUICK)
         clock.advance_ms(7 * DAY_MS - 3_600_000)
         assert (await compactor.run_once(thorough=True)).is_empty
@@ -119,8 +119,8 @@ async def test_what_has_expired_of_a_bulk_shard_leaves_queues_while_the_shard_st
             url, [NewMessage(b"x", retention_seconds=60)] * 8 + [NewMessage(b"y")], clock=clock
         )
         await commit(url, "a", [written], now_ms=clock.now_ms())
-        await engine._following.bulk.look()
-        await engine._following.bulk.finished()
+        await engine.parts.following.bulk.look()
+        await engine.parts.following.bulk.finished()
         compactor = RetentionCompactor(engine, QUICK)
         clock.advance_ms(60_000)
         assert (await compactor.run_once(thorough=True)).is_empty
@@ -154,8 +154,8 @@ async def test_a_bulk_shard_goes_whole_when_every_queue_has_finished_with_it(
         finished = await write_shard(url, [*mixed, NewMessage(b"y")], clock=clock)
         waiting = await write_shard(url, [NewMessage(b"z")] * 3, clock=clock)
         await commit(url, "a", [finished, waiting], now_ms=clock.now_ms())
-        await engine._following.bulk.look()
-        await engine._following.bulk.finished()
+        await engine.parts.following.bulk.look()
+        await engine.parts.following.bulk.finished()
         objects = engine.stores.objects
         compactor = RetentionCompactor(engine, QUICK)
 
@@ -201,8 +201,8 @@ async def test_a_bulk_shard_stays_while_a_queue_is_made_from_the_past_or_has_fai
         compactor = RetentionCompactor(engine, QUICK)
         written = await write_shard(url, [NewMessage(b"x")], clock=clock)
         await commit(url, "a", [written], now_ms=clock.now_ms())
-        await engine._following.bulk.look()
-        await engine._following.bulk.finished()
+        await engine.parts.following.bulk.look()
+        await engine.parts.following.bulk.finished()
         assert (await compactor.run_once(thorough=True)).is_empty, "there are no queues"
         await engine.create_queue("q", start="beginning", options=QueueOptions(max_attempts=1))
         (claimed,) = await engine.claim("q", 10, wait_ms=60_000)
@@ -229,8 +229,8 @@ async def test_a_shard_that_a_kill_left_half_removed_is_gone_for_readers_and_is_
         messages = [NewMessage(large, retention_seconds=60), NewMessage(large)]
         written = await write_shard(url, messages, clock=clock)
         await commit(url, "a", [written], now_ms=clock.now_ms())
-        await engine._following.bulk.look()
-        await engine._following.bulk.finished()
+        await engine.parts.following.bulk.look()
+        await engine.parts.following.bulk.finished()
         ids = [written.shard << 32 | number for number in range(2)]
         await engine.ack("q", *(one.receipt for one in await engine.claim("q", 2)))
         assert None not in await engine.read_many(ids)

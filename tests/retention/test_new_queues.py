@@ -30,7 +30,7 @@ async def test_what_a_new_queue_was_given_of_the_past_stays(
             if made_anew:
                 await engine.delete_queue(name)
             await engine.create_queue(name, start="beginning")
-            await engine._replay.finished()
+            await engine.parts.replay.finished()
             return found
 
         monkeypatch.setattr(finished, "live_ids", then_a_queue_is_made)

@@ -266,7 +266,7 @@ async def test_a_message_that_expired_before_it_was_routed_is_passed_over_and_co
     url = new_memory_root()
     async with opened(url, clock, ERASING) as (engine, eraser):
         await engine.create_queue("q")
-        tailer = engine._tailer
+        tailer = engine.parts.tailer
         monkeypatch.setattr(type(tailer), "_route_what_is_there", _never)
         await engine.stores.shards[0].publish_many([short()] * 3)
         clock.advance_ms(MINUTE_MS + 1)
@@ -703,7 +703,7 @@ async def test_what_no_queue_wanted_is_finished_and_a_new_queue_gets_what_is_lef
     assert (await compactor.run_once(thorough=True)).total("finished messages") == 1
 
     await engine.create_queue("all", start="beginning")
-    await engine._replay.finished()
+    await engine.parts.replay.finished()
 
     assert [one.message_id for one in await engine.claim("all", 10)] == [ids[0], ids[2]]
 

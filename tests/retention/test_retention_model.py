@@ -261,7 +261,7 @@ async def _take(
             model.when_done = wanted
             await set_delete_when_done(engine.stores.queues, wanted)
         case Claim(name, at_most) if name in await engine.list_queues():
-            await engine._replay.finished()
+            await engine.parts.replay.finished()
             for held in await engine.claim(name, at_most):
                 assert held.message_id not in model.finished
                 deadline = model.deadlines[held.message_id]
@@ -279,7 +279,7 @@ async def _take(
             await engine.stores.queues.sweeper.caught_up()
         case Pass(fails_at, _):
             await engine.all_is_routed()
-            await engine._replay.finished()
+            await engine.parts.replay.finished()
             await engine.stores.queues.sweeper.caught_up()
             now = clock.now_ms()
             if model.when_done and model.open:

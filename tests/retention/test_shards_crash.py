@@ -142,8 +142,8 @@ async def test_odq_compact_that_is_killed_completes_all_shards(
         shards = {name: await write_shard(url, some, clock=clock) for name, some in bulk.items()}
         del bulk["lost"]
         await commit(url, "job", [shards[name] for name in bulk], now_ms=START_MS)
-        await engine._following.bulk.look()
-        await engine._following.bulk.finished()
+        await engine.parts.following.bulk.look()
+        await engine.parts.following.bulk.finished()
         await handle_all(engine)
     first_id = shards["waits"].shard << 32
     bulk_ids = [first_id + n for n in range(8)]

@@ -71,8 +71,8 @@ async def test_a_shard_that_is_dropped_after_planning_is_left_out(
         objects = engine.stores.objects
         short = await append(objects, clock, "short", MINUTE_S)
         kept = await append(objects, clock, "kept", 0)
-        await engine._following.bulk.look()
-        await engine._following.bulk.finished()
+        await engine.parts.following.bulk.look()
+        await engine.parts.following.bulk.finished()
         reader = MessagesReader(root, columns(), 10 * ROWS)
         planned = await asyncio.to_thread(reader.partitions)
         ranges = [one for part in planned for one in _ranges(part)]
@@ -92,8 +92,8 @@ async def test_a_shard_that_is_dropped_while_it_is_read_ends_there(
     async with await Engine.open(f"file://{tmp_path}/root", clock=clock) as engine:
         objects = engine.stores.objects
         short = await append(objects, clock, "short", MINUTE_S, MANY_ROWS)
-        await engine._following.bulk.look()
-        await engine._following.bulk.finished()
+        await engine.parts.following.bulk.look()
+        await engine.parts.following.bulk.finished()
         ranges = await visible_ranges(objects)
         reading = message_batches(objects, ranges, Batches(columns()), clock.now_ms())
         batches = [await anext(reading)]
@@ -114,8 +114,8 @@ async def test_a_shard_that_is_lost_and_was_not_dropped_fails_the_read(
         objects = engine.stores.objects
         shard = await append(objects, clock, "job", 0)
         if registered:
-            await engine._following.bulk.look()
-            await engine._following.bulk.finished()
+            await engine.parts.following.bulk.look()
+            await engine.parts.following.bulk.finished()
         ranges = await visible_ranges(objects)
         await objects.delete_under(f"messages/{shard:05}")
 

@@ -82,14 +82,14 @@ async def test_what_is_available_now_is_read_within_the_limit_and_nothing_that_c
         await engine.publish_many([NewMessage(b"now")] * LEFT)
         for job in ("one", "two"):
             await append(url, job, [NewMessage(b"bulk")] * 7)
-            await engine._following.bulk.look()
-            await engine._following.bulk.finished()
+            await engine.parts.following.bulk.look()
+            await engine.parts.following.bulk.finished()
         reader = await asyncio.to_thread(stream_reader, url, maxRowsPerTrigger="10")
         await asyncio.to_thread(reader.prepareForTriggerAvailableNow)
         await engine.publish_many([NewMessage(b"later")] * 100)
         await append(url, "three", [NewMessage(b"bulk")] * 7)
-        await engine._following.bulk.look()
-        await engine._following.bulk.finished()
+        await engine.parts.following.bulk.look()
+        await engine.parts.following.bulk.finished()
 
         now = await asyncio.to_thread(batches, reader)
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from opendata_queue.cli.common import duration_ms
 from opendata_queue.cli.serve import options
-from opendata_queue.model.errors import OdqError
-from opendata_queue.model.safe_text import harmless
+from opendata_queue.cli.serve.running import run_server
 from opendata_queue.root.owner_files import DEFAULT_LEASE_MS
 from opendata_queue.root.roles import Role
-
-_FAILED: Final = 1
-WRONG: Final = 2
 
 
 def serve(
@@ -124,80 +116,35 @@ def serve(
 
     Example: odq serve --store file:///var/lib/orders --port 8080
     """
-    try:
-        from opendata_queue.http.requests.logs import log_to_stderr
-        from opendata_queue.http.server import serving
-        from opendata_queue.http.settings import ServerSettings
-    except ImportError as error:
-        fail(f"{error}: install opendata-queue[server]")
-    log_to_stderr(as_json=log_json)
-    try:
-        settings = ServerSettings(
-            host=host,
-            port=port,
-            jwt_key=read_key(jwt_secret, jwt_key_file),
-            jwt_audience=jwt_audience,
-            jwt_issuer=jwt_issuer,
-            role=role,
-            advertise=advertise,
-            standby=standby,
-            takeover=takeover,
-            owner_lease_ms=owner_lease_ms,
-            linger_ms=linger_ms,
-            retention_interval_ms=duration_ms(retention_every),
-            erase_expired=erase_expired,
-            insecure=insecure,
-            open_metrics=open_metrics,
-            rate_per_second=rate,
-            rate_burst=rate_burst,
-            max_body_bytes=max_body_bytes,
-            max_bodies_bytes=max_bodies_bytes,
-            max_connections=max_connections,
-            header_timeout_ms=header_timeout_ms,
-            body_timeout_ms=body_timeout_ms,
-            idle_timeout_ms=idle_timeout_ms,
-            write_timeout_ms=write_timeout_ms,
-            max_unsent_bytes=max_unsent_bytes,
-            shutdown_timeout_ms=shutdown_timeout_ms,
-            access_log=access_log,
-        )
-        serving.run(store, settings, announce=announce)
-    except ValidationError as error:
-        fail(wrong_settings(error), WRONG)
-    except OdqError as error:
-        fail(str(error))
-
-
-def announce(what: str) -> None:
-    print(harmless(what), flush=True)
-
-
-def read_key(secret: str | None, file: Path | None) -> str | None:
-    if secret is not None and file is not None:
-        raise typer.BadParameter("give --jwt-secret or --jwt-key-file, not both")
-    if secret is None and file is None:
-        _check_not_empty(options.JWT_SECRET_VARIABLE)
-        _check_not_empty(options.JWT_KEY_FILE_VARIABLE)
-    if file is None:
-        return secret
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{file}: {error}", param_hint="--jwt-key-file") from None
-
-
-def _check_not_empty(variable: str) -> None:
-    """Refuse a variable that is set to nothing: it was meant to ask for tokens."""
-    if os.environ.get(variable) == "":
-        raise typer.BadParameter(
-            f"{variable} is set, and empty: give it a value, or unset it to ask for no tokens"
-        )
-
-
-def wrong_settings(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-
-
-def fail(message: str, code: int = _FAILED) -> NoReturn:
-    typer.echo(harmless(f"Error: {message}", keep="\n"), err=True)
-    raise typer.Exit(code)
+    run_server(
+        store,
+        log_json=log_json,
+        host=host,
+        port=port,
+        jwt_secret=jwt_secret,
+        jwt_key_file=jwt_key_file,
+        jwt_audience=jwt_audience,
+        jwt_issuer=jwt_issuer,
+        role=role,
+        advertise=advertise,
+        standby=standby,
+        takeover=takeover,
+        owner_lease_ms=owner_lease_ms,
+        linger_ms=linger_ms,
+        retention_every=retention_every,
+        erase_expired=erase_expired,
+        insecure=insecure,
+        open_metrics=open_metrics,
+        rate_per_second=rate,
+        rate_burst=rate_burst,
+        max_body_bytes=max_body_bytes,
+        max_bodies_bytes=max_bodies_bytes,
+        max_connections=max_connections,
+        header_timeout_ms=header_timeout_ms,
+        body_timeout_ms=body_timeout_ms,
+        idle_timeout_ms=idle_timeout_ms,
+        write_timeout_ms=write_timeout_ms,
+        max_unsent_bytes=max_unsent_bytes,
+        shutdown_timeout_ms=shutdown_timeout_ms,
+        access_log=access_log,
+    )

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from opendata_queue.cli.common import duration_ms
 from opendata_queue.cli.serve import options
-from opendata_queue.cli.serve.command import WRONG, announce, fail, read_key, wrong_settings
-from opendata_queue.model.errors import OdqError
+from opendata_queue.cli.serve.running import run_server
 from opendata_queue.root.owner_files import DEFAULT_LEASE_MS
 from opendata_queue.root.roles import Role
 
@@ -49,34 +46,24 @@ def tailer(
 
     Example: odq tailer --store s3://bucket/orders --port 8081
     """
-    try:
-        from opendata_queue.http.requests.logs import log_to_stderr
-        from opendata_queue.http.server import serving
-        from opendata_queue.http.settings import ServerSettings
-    except ImportError as error:
-        fail(f"{error}: install opendata-queue[server]")
-    log_to_stderr(as_json=log_json)
-    try:
-        settings = ServerSettings(
-            role=Role.QUEUES,
-            host=host,
-            port=port or 0,
-            jwt_key=read_key(jwt_secret, jwt_key_file),
-            jwt_audience=jwt_audience,
-            jwt_issuer=jwt_issuer,
-            advertise=advertise,
-            standby=standby,
-            takeover=takeover,
-            owner_lease_ms=owner_lease_ms,
-            linger_ms=linger_ms,
-            retention_interval_ms=duration_ms(retention_every),
-            erase_expired=erase_expired,
-            insecure=insecure,
-            open_metrics=open_metrics,
-        )
-        run = serving.run_tailer if port is None else serving.run
-        run(store, settings, announce=announce)
-    except ValidationError as error:
-        fail(wrong_settings(error), WRONG)
-    except OdqError as error:
-        fail(str(error))
+    run_server(
+        store,
+        log_json=log_json,
+        only_routes=port is None,
+        role=Role.QUEUES,
+        host=host,
+        port=port or 0,
+        jwt_secret=jwt_secret,
+        jwt_key_file=jwt_key_file,
+        jwt_audience=jwt_audience,
+        jwt_issuer=jwt_issuer,
+        advertise=advertise,
+        standby=standby,
+        takeover=takeover,
+        owner_lease_ms=owner_lease_ms,
+        linger_ms=linger_ms,
+        retention_every=retention_every,
+        erase_expired=erase_expired,
+        insecure=insecure,
+        open_metrics=open_metrics,
+    )

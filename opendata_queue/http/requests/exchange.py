@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from opendata_queue.http.auth.browsers import PageCheck
 from opendata_queue.http.auth.namespaces import Caller, everybody
 from opendata_queue.http.auth.tokens import Gate
+from opendata_queue.http.errors import ErrorBody
 from opendata_queue.http.refusals import Refusal, come_back, invalid, no_room_to_answer, refusal_of
 from opendata_queue.http.requests.bad_requests import BadRequests
 from opendata_queue.http.requests.connections import IS_GONE
@@ -29,7 +30,7 @@ from opendata_queue.http.requests.pieces import Pieces
 from opendata_queue.http.requests.room import Room, Share
 from opendata_queue.http.requests.trace import trace_of
 from opendata_queue.http.settings import ServerSettings
-from opendata_queue.http.wire import JSON, MSGPACK, ErrorBody, to_json
+from opendata_queue.http.wire import JSON, MSGPACK, to_json
 from opendata_queue.model.allowance import Allowance
 from opendata_queue.model.clock import Clock
 from opendata_queue.model.errors import ClosedError, FencedError, OdqError, StoreUnavailableError

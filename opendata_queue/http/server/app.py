@@ -16,9 +16,10 @@ from starlette.types import Receive, Scope, Send
 
 from opendata_queue import __version__
 from opendata_queue.http import mqueue, v1
+from opendata_queue.http.errors import ErrorBody
 from opendata_queue.http.refusals import forbidden
 from opendata_queue.http.requests.exchange import Answer, Broker, Endpoint, Inquiry
-from opendata_queue.http.wire import JSON, ErrorBody, to_json
+from opendata_queue.http.wire import JSON, to_json
 
 
 def make_app(broker: Broker) -> FastAPI:
