@@ -73,7 +73,8 @@ _PROBLEMS = {
 _CLOCK_IS_BEHIND = "invalid clock tick"
 # A manifest that can't be decoded, an empty list, or a WAL file that SlateDB stumbles over.
 _DAMAGE = re.compile(
-    r"transactional object .*CallbackError\(|invalid compaction|wal_replay task panicked",
+    r"transactional object .*CallbackError\(|invalid compaction|wal_replay task panicked|"
+    r"out-of-order seqs",
     re.DOTALL,
 )
 # What may pass, and is hidden deep inside of what the clients say.

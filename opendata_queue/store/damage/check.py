@@ -6,6 +6,7 @@ Nothing is written by a check, and the owner of the database is not disturbed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,11 +18,14 @@ import slatedb.uniffi as slatedb
 from odq_encodings import JOURNAL_STATE_KEY, JournalMark, JournalState
 from opendata_queue.model.errors import CorruptStoreError, StoreUnavailableError
 from opendata_queue.store.damage.wal import (
+    Commits,
     Replay,
+    commits_in,
     damaged_wal_file,
     free_sequence,
     lost_database,
     missing_file,
+    out_of_place,
     wal_problems,
 )
 from opendata_queue.store.errors import PanicError, translated
@@ -214,16 +218,24 @@ class _OneCheck:
         replay = Replay.of(manifest, None)
         sizes = {int(PurePosixPath(name).stem): size for name, size in self._wal_files()}
         newest = max(sizes, default=0)
-        problems = []
+        problems: list[Problem] = []
+        commits: dict[int, Commits] = {}
         for number in range(replay.after + 1, newest + 1):
             name = wal_name(number)
             if number not in sizes:
                 missing = f"{missing_file(number, replay)}, and newer ones are there"
                 problems.append(self._wal_problem(name, missing))
             elif sizes[number]:
-                wrong = await self._wrong_in_wal(name, deep=deep)
-                if wrong:
-                    problems.append(self._wal_problem(name, wrong))
+                try:
+                    found = await self._read_wal_file(name, deep=deep)
+                except DamagedSst as error:
+                    problems.append(self._wal_problem(name, str(error)))
+                else:
+                    if found is not None:
+                        commits[number] = found
+        if not problems:
+            misplaced = out_of_place(self._path, commits, replay)
+            problems += [] if misplaced is None else [misplaced]
         return problems
 
     def _wal_files(self) -> Iterable[tuple[str, int]]:
@@ -233,18 +245,15 @@ class _OneCheck:
             if PurePosixPath(name).stem.isdigit()
         ]
 
-    async def _wrong_in_wal(self, name: str, *, deep: bool) -> str | None:
-        try:
-            if deep:
-                data = await self._objects.read(f"{self._path}/wal/{name}")
-                await asyncio.to_thread(check_bytes, data or b"")
-            elif self._objects.location.kind is StoreKind.FILE:
-                folder = self._objects.location.folder / self._path / "wal"
+    async def _read_wal_file(self, name: str, *, deep: bool) -> Commits | None:
+        """Which commits a file holds, if all of it is read; ``DamagedSst`` if it is not whole."""
+        if deep:
+            data = await self._objects.read(f"{self._path}/wal/{name}")
+            return None if data is None else await asyncio.to_thread(commits_in, data)
+        if self._objects.location.kind is StoreKind.FILE:
+            folder = self._objects.location.folder / self._path / "wal"
+            with contextlib.suppress(FileNotFoundError):  # collected meanwhile
                 await asyncio.to_thread(describe_file, folder / name)
-        except DamagedSst as error:
-            return str(error)
-        except FileNotFoundError:  # collected meanwhile
-            return None
         return None
 
     def _wal_problem(self, name: str, wrong: str) -> Problem:
@@ -282,6 +291,7 @@ async def repair_database(objects: Objects, path: str, *, acknowledged: int = 0)
     opened once that is forgotten, and there is nothing to set aside.
     """
     problems: list[Problem] = []
+    manifests: list[str] = []
     for _ in range(_CHECKS_AT_MOST):
         found = await check_database(objects, path, deep=True)
         new = [one for one in found if one not in problems]
@@ -292,7 +302,12 @@ async def repair_database(objects: Objects, path: str, *, acknowledged: int = 0)
             folder, _, name = problem.file.removeprefix(f"{path}/").rpartition("/")
             if folder in ("manifest", "compactions", "wal", "journal") and name:
                 await _set_aside(objects, path, folder, name)
-    if not await check_database(objects, path, deep=False):
+                if folder == "manifest":
+                    manifests.append(name)
+    left = await check_database(objects, path, deep=False)
+    if any(one.file.startswith(f"{path}/manifest/") for one in left):
+        await _put_back(objects, path, manifests)
+    elif not left:
         problems += await check_database(objects, path, deep=False, acknowledged=acknowledged)
     return problems
 
@@ -310,6 +325,15 @@ async def _set_aside(objects: Objects, path: str, folder: str, name: str) -> Non
         sequence = await free_sequence(objects, path, number)
         filler = b"" if sequence is None else renumbered(await _filler(), 1, sequence)
         await objects.create(f"{path}/wal/{name}", filler)
+
+
+async def _put_back(objects: Objects, path: str, manifests: list[str]) -> None:
+    """Undo what has mended nothing: without its newest manifests a database is only worse off."""
+    for name in manifests:
+        data = await objects.read(f"{path}/torn/{name}")
+        if data is not None:
+            await objects.write(f"{path}/manifest/{name}", data)
+            await objects.delete(f"{path}/torn/{name}")
 
 
 async def _filler() -> bytes:

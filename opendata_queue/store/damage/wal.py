@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
@@ -39,6 +39,7 @@ _READS_AT_MOST: Final = 5
 _EVERYTHING: Final = 1 << 40
 _EMPTY: Final = "is empty, though it held commits"
 _MISSING: Final = "is missing"
+_OF_ANOTHER: Final = "holds commits of another file"
 # A power cut can take the newest WAL files, and leave the manifest that knows of what was in them.
 # So many commits were never without a sync.
 _FAR: Final = 1 << 20
@@ -63,6 +64,13 @@ class Replay(NamedTuple):
             last_sequence=int(manifest.last_l0_seq),
             is_noted=mark is not None and mark.manifest == int(manifest.id),
         )
+
+
+class Commits(NamedTuple):
+    """The sequence numbers of the first and of the last commit in a WAL file."""
+
+    first: int
+    last: int
 
 
 class _Wrong(NamedTuple):
@@ -136,17 +144,34 @@ async def damaged_wal_file(objects: Objects, path: str) -> Problem | None:
     manifest = await admin_of(objects, path).read_manifest(None)
     if manifest is None:
         return None
-    after = int(manifest.replay_after_wal_id)
-    listed = await objects.list_from(f"{path}/wal", wal_name(after), _EVERYTHING)
+    replay, commits = Replay.of(manifest, None), {}
+    listed = await objects.list_from(f"{path}/wal", wal_name(replay.after), _EVERYTHING)
     for name, size in listed:
         if not size:
             continue
+        number = int(PurePosixPath(name).stem)
         try:
-            data = await objects.read(f"{path}/wal/{PurePosixPath(name).name}")
-            await asyncio.to_thread(check_bytes, data or b"")
+            data = await objects.read(f"{path}/wal/{wal_name(number)}")
+            commits[number] = await asyncio.to_thread(commits_in, data or b"")
         except DamagedSst as error:
-            return problem_of(path, f"wal/{PurePosixPath(name).name}", str(error))
-    return None
+            return problem_of(path, f"wal/{wal_name(number)}", str(error))
+    return out_of_place(path, commits, replay)
+
+
+def commits_in(data: bytes) -> Commits:
+    """Which commits a WAL file holds; ``DamagedSst`` if it is not whole."""
+    description = check_bytes(data)
+    if description is None:
+        raise DamagedSst("is empty")
+    last = last_sequence(len(data), lambda offset, size: data[offset : offset + size])
+    return Commits(description.first_sequence, last)
+
+
+def out_of_place(path: str, commits: dict[int, Commits], replay: Replay) -> Problem | None:
+    """The WAL file whose commits are not those between the ones of its neighbours, if one is."""
+    firsts = {number: commits[number].first for number in sorted(commits)}
+    found = _out_of_place(firsts, lambda number: commits[number].last, replay)
+    return None if found is None else problem_of(path, *found)
 
 
 def lost_database(path: str, acknowledged: int) -> Problem:
@@ -281,10 +306,17 @@ def _wrong_in_files(
             description = describe_file(folder / "wal" / wal_name(number))
             assert description is not None
             firsts[number] = description.first_sequence
-        for number, following in _around_fences(with_rows):
+
+        def last_of(number: int) -> int:
+            nonlocal at_fault
             at_fault = number
-            last = last_sequence_in(folder / "wal" / wal_name(number))
-            if firsts[following] > max(last, replay.last_sequence) + 1:
+            return last_sequence_in(folder / "wal" / wal_name(number))
+
+        found = _out_of_place(firsts, last_of, replay)
+        if found is not None:
+            return found
+        for number, following in _around_fences(with_rows):
+            if firsts[following] > max(last_of(number), replay.last_sequence) + 1:
                 return _emptied(number + 1, following - 1)
         found = _wrong_begin(with_rows, firsts, replay)
         if found is None and not replay.is_noted:
@@ -337,6 +369,30 @@ def _around_fences(with_rows: list[int]) -> Iterator[tuple[int, int]]:
     for one, following in pairwise(with_rows):
         if following > one + 1:
             yield one, following
+
+
+def _out_of_place(
+    firsts: dict[int, int], last_of: Callable[[int], int], replay: Replay
+) -> _Wrong | None:
+    """Whether a WAL file that is whole is in the place of another one.
+
+    ``firsts`` are the first commits of the files that are replayed, in their order: commits are
+    numbered in that order. Of two files that break it, the one that does not continue the files
+    before them is wrong. Older commits in the first file break no order, but leave a gap behind it.
+    """
+    numbers = list(firsts)
+    for place, (one, following) in enumerate(pairwise(numbers)):
+        if firsts[following] <= firsts[one]:
+            before = last_of(numbers[place - 1]) if place else 0
+            continues = firsts[one] <= max(before, replay.last_sequence) + 1
+            wrong = following if continues else one
+            return _Wrong(f"wal/{wal_name(wrong)}", _OF_ANOTHER)
+    if len(numbers) > 1 and numbers[1] == numbers[0] + 1:
+        first, second = numbers[:2]
+        last = max(last_of(first), replay.last_sequence)
+        if firsts[second] > last + 1:
+            return _Wrong(f"wal/{wal_name(first)}", _OF_ANOTHER)
+    return None
 
 
 def _wrong_begin(with_rows: list[int], firsts: dict[int, int], replay: Replay) -> _Wrong | None:

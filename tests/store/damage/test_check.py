@@ -17,6 +17,7 @@ from opendata_queue.store import (
     check_database,
     repair_database,
 )
+from opendata_queue.store.damage import check
 from opendata_queue.store.slatedb_files.manifests import admin_of, manifest_name, wal_name
 
 SETTINGS = StoreSettings(fsync=False, memtable_bytes=64 * 1024, journal_ms=0)
@@ -133,6 +134,55 @@ async def test_a_repair_opens_a_database_without_a_wal_file_and_says_so(
     assert await rows_in(root) == {*range(90)} - {87}
     assert await rows_in(root) == {*range(90)} - {87}
     assert await repair_database(objects_in(root), "db") == []
+
+
+# The last three files hold the commits 87, 88 and 89.
+@pytest.mark.parametrize(
+    ("replaced", "by", "lost"),
+    [
+        pytest.param(-2, -3, {88}, id="by the one before"),
+        pytest.param(-2, -1, {88}, id="by the one after"),
+        pytest.param(-1, -3, {89}, id="the newest"),
+        pytest.param(-1, 1, {89}, id="by one that is not replayed"),
+        pytest.param(-10, 1, {80}, id="the first one, by one that is not replayed"),
+        pytest.param(-10, -1, {80}, id="the first one, by the newest"),
+    ],
+)
+async def test_a_wal_file_with_the_bytes_of_another_one_is_named_and_repaired(
+    root: Path, replaced: int, by: int, lost: set[int]
+) -> None:
+    files = sorted((root / "db" / "wal").iterdir())
+    shutil.copy(files[by], files[replaced])
+    name = files[replaced].name
+
+    with pytest.raises(CorruptStoreError, match=f"wal/{name} holds commits of another file"):
+        await rows_in(root)
+    for deep in (False, True):
+        problems = await check_database(objects_in(root), "db", deep=deep)
+        assert [one.file for one in problems] == [f"db/wal/{name}"]
+    problems = await repair_database(objects_in(root), "db")
+
+    assert [one.file for one in problems] == [f"db/wal/{name}"]
+    assert await check_database(objects_in(root), "db", deep=True) == []
+    assert await rows_in(root) == {*range(90)} - lost
+
+
+async def test_a_repair_leaves_manifests_where_they_are_if_setting_them_aside_mends_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that can't be read for a reason that no file shows."""
+
+    async def unreadable(*_: object) -> None:
+        raise CorruptStoreError("it can't be read")
+
+    manifests = sorted((root / "db" / "manifest").iterdir())
+    monkeypatch.setattr(check, "read_journal_state", unreadable)
+    problems = await repair_database(objects_in(root), "db")
+    monkeypatch.undo()
+
+    assert {one.file for one in problems} >= {f"db/manifest/{manifests[-1].name}"}
+    assert sorted((root / "db" / "manifest").iterdir()) == manifests
+    assert await rows_in(root) == {*range(90)}
 
 
 JOURNALED = StoreSettings(fsync=False, journal_ms=24 * 3_600_000)
