@@ -85,7 +85,7 @@ async def test_a_process_that_publishes_refuses_what_is_about_queues(
                 for one in declared.parameters
                 if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
             ]
-            with pytest.raises(OtherRoleError, match="nobody serves them"):
+            with pytest.raises(OtherRoleError, match="no process serves them"):
                 await getattr(ingest, declared.name)(*("x" for _ in needed))
 
 
