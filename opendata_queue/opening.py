@@ -53,7 +53,7 @@ async def open_async(
     one does what was asked for, the token goes there only if it is on the same host, or one of
     ``hosts`` (see ``connect_async``).
 
-    With ``read_only`` a root is looked at, whoever serves it: ``list_queues``, ``get_queue``,
+    With ``read_only`` a root is only read, also while it is served: ``list_queues``, ``get_queue``,
     ``stats``, ``peek``, ``browse``, ``history``, ``failed`` and ``read`` work, a second behind at
     most; nothing is written, and what would change something raises ``WrongContextError``.
 
@@ -153,8 +153,8 @@ async def connect_async(
     """Connect to the broker that serves the root at ``url``, for use with ``await``.
 
     ``file:///path`` or ``s3://bucket/prefix``: the store says where it is served, and when another
-    broker takes over, it is followed. Nothing is owned here, and nothing is made; if nobody serves
-    the root it is a ``StoreUnavailableError``. A broker's own URL does as well.
+    broker takes over, it is followed. Nothing is owned here, and nothing is made. If no broker
+    serves the root, it is a ``StoreUnavailableError``. A broker's own URL does as well.
 
     A file in the store says where that is, and who can write to the store can write one. So a
     ``token`` is sent to this machine, and to ``hosts``: names, ``*.domain``, addresses, networks

@@ -6,10 +6,11 @@ forgotten.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -160,6 +161,14 @@ def _source(text: str, node: ast.expr | None) -> str:
     return found
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> None:
+    description = (__doc__ or "").partition("\n")[0].replace("``", "")
+    argparse.ArgumentParser(prog="python -m tools.make_sync", description=description).parse_args(
+        arguments
+    )
     TARGET.write_text(made())
     sys.stdout.write(f"wrote {TARGET}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -102,7 +102,7 @@ async def _pass_live_shard(
     try:
         ownership = await Ownership.acquire(objects, (role,), clock=clock, name=NAME)
     except OwnedError as error:
-        logger.info("shard %d is looked after by its writer: %s", number, error)
+        logger.info("shard %d is left to its writer: %s", number, error)
         return
     shard: MessageShard | None = None
     try:

@@ -134,16 +134,16 @@ class BulkRetention:
         if self._filed is None:
             self._filed = await filed_up_to(queues.database)
         may_read = self._options.bulk_shards_read
-        told: dict[int, CommittedShard] = {}
+        committed: dict[int, CommittedShard] = {}
         while self._filed < (behind := queues.bulk.next_number):
             some = await queues.bulk.from_number(self._filed, _FILED_AT_ONCE)
-            if any(shard.shard not in told for _, shard in some):
-                told = await self._told({shard.job for _, shard in some})
+            if any(shard.shard not in committed for _, shard in some):
+                committed = await self._committed({shard.job for _, shard in some})
             rows: list[tuple[int, int, BulkExpiry]] = []
             # Numbers may be missing: what is gone needs no row.
             next_number = some[-1][0] + 1 if len(some) == _FILED_AT_ONCE else behind
             for number, shard in some:
-                deadlines = deadlines_told(shard, told.get(shard.shard))
+                deadlines = committed_deadlines(shard, committed.get(shard.shard))
                 if deadlines is None and not may_read:
                     next_number = number  # another time: each takes a scan of its log
                     break
@@ -173,9 +173,9 @@ class BulkRetention:
         rows.put(encode_bulk_expiry_key(deadline, number), row.encode())
         self._due_from = min(self._due_from, deadline)
 
-    async def _told(self, jobs: set[str]) -> dict[int, CommittedShard]:
+    async def _committed(self, jobs: set[str]) -> dict[int, CommittedShard]:
         """What the commits of some jobs say, by shard."""
-        told: dict[int, CommittedShard] = {}
+        committed: dict[int, CommittedShard] = {}
         in_order = sorted(jobs)
         for start in range(0, len(in_order), _AT_ONCE):
             async with self._pace.work():
@@ -185,8 +185,8 @@ class BulkRetention:
                         for job in in_order[start : start + _AT_ONCE]
                     )
                 )
-            told |= {shard.shard: shard for shards in found for shard in shards}
-        return told
+            committed |= {shard.shard: shard for shards in found for shard in shards}
+        return committed
 
     async def _deadlines_read(self, shard: int) -> tuple[int, int]:
         """When the first and the last message of a shard expire, out of the shard itself."""
@@ -221,7 +221,7 @@ class BulkRetention:
             for one, shard in zip(due, shards, strict=True):
                 if shard is None:  # all that is left are its objects
                     past.append((one, shard))
-                elif not self._may_look(one, shard, now):
+                elif not self._may_handle(one, shard, now):
                     left = min(left, one.deadline)
                 elif one.is_past(now):
                     # All of it: its expiry rows need not be read.
@@ -238,7 +238,7 @@ class BulkRetention:
             start = due[-1].key + b"\x00"
         self._due_from = left
 
-    def _may_look(self, one: DueShard, shard: BulkShard, now: int) -> bool:
+    def _may_handle(self, one: DueShard, shard: BulkShard, now: int) -> bool:
         """Whether a pass may handle a shard: one that is routed, and can go if it is past.
 
         A shard that is replayed for a queue can't go.
@@ -394,10 +394,12 @@ def _count(shard: BulkShard, report: RetentionReport, *, expired: int) -> None:
     report.row_bytes += shard.size_bytes
 
 
-def deadlines_told(shard: BulkShard, told: CommittedShard | None) -> tuple[int, int] | None:
+def committed_deadlines(
+    shard: BulkShard, committed: CommittedShard | None
+) -> tuple[int, int] | None:
     """When the first and the last message expire, 0 for never; none if the commit does not say."""
     if not shard.messages:
         return _ALWAYS_PAST, _ALWAYS_PAST
-    if told is None or told.expires_from is None or told.expires_at is None:
+    if committed is None or committed.expires_from is None or committed.expires_at is None:
         return None
-    return told.expires_from, told.expires_at
+    return committed.expires_from, committed.expires_at

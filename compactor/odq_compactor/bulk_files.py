@@ -71,7 +71,7 @@ async def remove_objects(objects: Objects, shard: int) -> RemovedObjects:
     """Remove the database and the blobs of a shard.
 
     The proof and the manifests first: without them there is no database. A shard that is half
-    removed would look damaged to callers that still have the id of a message.
+    removed would seem damaged to callers that still have the id of a message.
     """
     database = messages_path(shard)
     await withdraw_proof(objects, database)

@@ -51,7 +51,7 @@ class RetentionCompactor(Passes):
         return list(self._positions.values())
 
     def positions_by_path(self) -> dict[str, Position]:
-        """The same, by the paths of their databases."""
+        """Positions by the paths of their databases."""
         return {
             QUEUES_PATH if number is None else messages_path(number): position
             for number, position in self._positions.items()

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from odq_compactor.bulk import (
+    committed_deadlines,
     committed_shards,
-    deadlines_told,
     due_shards,
     filed_up_to,
     shard_rows,
@@ -57,7 +57,7 @@ from opendata_queue.model.errors import CorruptStoreError, StoreAccessError
 from opendata_queue.model.ids import SHARD_SEQUENCES, first_id_of
 from opendata_queue.model.paths import QUEUES_PATH, blobs_path, messages_path
 from opendata_queue.queues.queue import StoredQueue
-from opendata_queue.queues.snapshot import QueueLook
+from opendata_queue.queues.snapshot import QueueSnapshot
 from opendata_queue.root.commit_files import Commit, CommitFiles, CommittedShard
 from opendata_queue.root.descriptor import read_root
 from opendata_queue.root.shard_files import ShardFiles
@@ -95,9 +95,9 @@ async def plan_root(
         # A pass goes by the clock of an owner, which is never behind that of those before it.
         now = max(clock.now_ms(), await _marked_ms(queues))
         report = RetentionReport(now_ms=now, dry_run=True)
-        look = QueueLook(queues, clock)
-        await look.load(*await look.filters())
-        survey = _Survey(look, queues, objects, report, options or CompactorOptions())
+        snapshot = QueueSnapshot(queues, clock)
+        await snapshot.load(*await snapshot.filters())
+        survey = _Survey(snapshot, queues, objects, report, options or CompactorOptions())
         await survey.run()
         report.bytes_before = await objects.size_bytes()
     report.requests = objects.requests
@@ -125,13 +125,13 @@ class _Survey:
 
     def __init__(
         self,
-        look: QueueLook,
+        snapshot: QueueSnapshot,
         queues: DatabaseReader | None,
         objects: Objects,
         report: RetentionReport,
         options: CompactorOptions,
     ) -> None:
-        self._look = look
+        self._snapshot = snapshot
         self._queues = queues
         self._objects = objects
         self._report = report
@@ -142,8 +142,8 @@ class _Survey:
         """Bulk shards of which all is past."""
 
     async def run(self) -> None:
-        for name in self._look.names():
-            queue = self._look.queue(name)
+        for name in self._snapshot.names():
+            queue = self._snapshot.queue(name)
             expired = sum(one.expired(self._report.now_ms) for one in queue.state.ready.window())
             self._report.count("expired entries", expired, name)
             await self._finished_entries(queue)
@@ -158,7 +158,7 @@ class _Survey:
     # --- shards -----------------------------------------------------------------------------------
 
     async def _live_shard(self, number: int, shard: DatabaseReader) -> None:
-        names = self._look.names()
+        names = self._snapshot.names()
         routed_up_to = _EVERYTHING
         if names and self._queues is not None:
             routed_up_to = await cursor_of(self._queues, number)
@@ -183,7 +183,7 @@ class _Survey:
             self._past.add(bulk.shard)
             self._report.count("expired messages", bulk.messages)
             await self._whole_shard(bulk.shard, bulk.size_bytes)
-        if self._look.names() and await deletes_when_done(queues):
+        if self._snapshot.names() and await deletes_when_done(queues):
             await self._finished_bulk(queues)
         commits, files = CommitFiles(self._objects), ShardFiles(self._objects)
         kept_since = self._report.now_ms - self._options.bulk_kept_ms
@@ -221,7 +221,7 @@ class _Survey:
     ) -> AsyncIterator[tuple[BulkShard, tuple[int, int]]]:
         """Shards that a pass would file, and when their first and last messages expire."""
         commits = CommitFiles(self._objects)
-        job, told = "", dict[int, CommittedShard]()
+        job, committed = "", dict[int, CommittedShard]()
         may_read = self._options.bulk_shards_read
         first = BulkShardKey(number=await filed_up_to(queues)).encode()
         async for chunk in queues.scan(first, RecordType.BULK_JOB.prefix):
@@ -229,8 +229,8 @@ class _Survey:
                 shard = queues.decode(BulkShard.decode, key, value)
                 if shard.job != job:
                     job = shard.job
-                    told = {one.shard: one for one in await committed_shards(commits, job)}
-                deadlines = deadlines_told(shard, told.get(shard.shard))
+                    committed = {one.shard: one for one in await committed_shards(commits, job)}
+                deadlines = committed_deadlines(shard, committed.get(shard.shard))
                 if deadlines is None:
                     if not may_read:
                         return
@@ -250,7 +250,7 @@ class _Survey:
                     gone += sum(run.messages for run in runs)
                     await self._expired_entries(Ids(runs))
         except CorruptStoreError as error:
-            logger.warning("bulk shard %d can't be looked into: %s", bulk.shard, error)
+            logger.warning("bulk shard %d can't be read: %s", bulk.shard, error)
         # Messages that never expire have no expiry row.
         return gone >= bulk.messages
 
@@ -271,7 +271,7 @@ class _Survey:
 
     async def _finished_bulk(self, queues: DatabaseReader) -> None:
         """Shards that no queue needs, but for those that go since they are past."""
-        if any(self._look.queue(name).replays for name in self._look.names()):
+        if any(self._snapshot.queue(name).replays for name in self._snapshot.names()):
             return
         async for one in finished_shards(
             queues, _NO_REST, now=self._report.now_ms, forgotten=self._forgotten
@@ -288,7 +288,7 @@ class _Survey:
                 shard = await _opened(stack, self._objects, messages_path(bulk_shard))
                 return 0 if shard is None else await expired_of(shard, self._report.now_ms)
         except CorruptStoreError as error:
-            logger.warning("bulk shard %d can't be looked into: %s", bulk_shard, error)
+            logger.warning("bulk shard %d can't be read: %s", bulk_shard, error)
             return 0
 
     async def _whole_shard(self, shard: int, size_bytes: int) -> None:
@@ -319,8 +319,8 @@ class _Survey:
     # --- queues -----------------------------------------------------------------------------------
 
     async def _expired_entries(self, ids: Ids) -> None:
-        for name in self._look.names():
-            queue = self._look.queue(name)
+        for name in self._snapshot.names():
+            queue = self._snapshot.queue(name)
             if not queue.state.ready.backlog.total:
                 continue
             for first, last in ids.spans(BACKLOG_GAP):
@@ -375,7 +375,7 @@ class _Survey:
     async def _orphans(self, number: int, shard: DatabaseReader) -> None:
         after: str | None = first_name((await read_position(shard)).blob_id)
         while after is not None:
-            look = await orphans_after(
+            checked = await orphans_after(
                 shard,
                 self._objects,
                 number,
@@ -383,14 +383,14 @@ class _Survey:
                 now=self._report.now_ms,
                 age_ms=self._options.orphan_age_ms,
             )
-            after = look.more_after
-            self._report.count("orphaned blobs", len(look.orphans))
-            self._report.blob_bytes += sum(size_bytes for _, size_bytes in look.orphans)
+            after = checked.more_after
+            self._report.count("orphaned blobs", len(checked.orphans))
+            self._report.blob_bytes += sum(size_bytes for _, size_bytes in checked.orphans)
 
     async def _finished_messages(
         self, number: int, shard: DatabaseReader, queues: DatabaseReader, expired: Ids
     ) -> None:
-        if any(number in self._look.queue(name).replays for name in self._look.names()):
+        if any(number in self._snapshot.queue(name).replays for name in self._snapshot.names()):
             return
         home = queues if number == _OWNERS_SHARD else shard
         before = await read_finished(home, number)

@@ -51,7 +51,7 @@ class FollowedEntries:
         self._reached: dict[int, _Reached] = {}
 
     async def run(self, report: RetentionReport) -> None:
-        """Do so for all live shards."""
+        """Take expired messages of all live shards out of backlogs."""
         for shard in self._stores.followed():
             try:
                 await self.expire(

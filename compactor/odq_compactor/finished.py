@@ -53,7 +53,7 @@ async def deletes_when_done(database: DatabaseReads) -> bool:
 
 
 async def set_delete_when_done(queues: QueueStore, wanted: bool) -> None:
-    """Configure whether a system does; it counts from the next pass on."""
+    """Configure whether a system deletes what is finished, from the next pass on."""
     committer = queues.committer
     await committer.room()
     flags = DELETE_WHEN_DONE if wanted else 0
@@ -205,7 +205,7 @@ class FinishedMessages:
         await self._sweep(before, snapshot, report)
 
     async def sweep_seen(self, queues: DatabaseReads, report: RetentionReport) -> None:
-        """The same, by a view of the queue store that stands still.
+        """As ``sweep``, by a snapshot of the queue store.
 
         A queue that is made from the past meanwhile may find none of what is finished for all
         others; what it finds and what goes then, it drops like what has expired.

@@ -61,7 +61,7 @@ async def expired_of(shard: DatabaseReads, now: int) -> int:
 
 
 class FinishedBulk:
-    """Removes them whole: a bulk shard is never written again, so nothing of it goes before."""
+    """Removes finished bulk shards, each whole: they are never written again."""
 
     def __init__(self, stores: OwnedStores, bulk: BulkRetention, options: CompactorOptions) -> None:
         self._stores = stores

@@ -105,8 +105,8 @@ async def blobs_of(database: DatabaseReads, ids: Ids) -> list[tuple[int, bytes]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OrphanLook:
-    """What was found of blobs without a message."""
+class CheckedBlobs:
+    """Which of some blobs have no message, and where to go on."""
 
     orphans: list[tuple[bytes, int]]
     """Their ids and sizes."""
@@ -120,13 +120,13 @@ class OrphanLook:
 
 async def orphans_after(
     database: DatabaseReads, objects: Objects, shard: int, after: str, *, now: int, age_ms: int
-) -> OrphanLook:
+) -> CheckedBlobs:
     """Check the next blobs behind a name that are old enough."""
     listed = await objects.list_from(blobs_path(shard), after, BLOBS_AT_ONCE)
     old, young_ones_follow = old_blobs(listed, now=now, age_ms=age_ms)
     found = await database.get_many([BlobReferenceKey(blob_id=one).encode() for one, _ in old])
     is_all = young_ones_follow or len(listed) < BLOBS_AT_ONCE
-    return OrphanLook(
+    return CheckedBlobs(
         orphans=[blob for blob, reference in zip(old, found, strict=True) if reference is None],
         last_blob=old[-1][0] if old else None,
         more_after=None if is_all else listed[-1][0],
@@ -272,7 +272,7 @@ class ShardRetention:
 
     async def _collect_some(self, after: str, report: RetentionReport) -> str | None:
         """Check some blobs behind a name; where to go on, if there are more."""
-        look = await orphans_after(
+        checked = await orphans_after(
             self._shard.database,
             self._objects,
             self._number,
@@ -280,13 +280,13 @@ class ShardRetention:
             now=report.now_ms,
             age_ms=self._options.orphan_age_ms,
         )
-        await self._delete_objects([blob_id for blob_id, _ in look.orphans])
-        if look.last_blob is not None:
-            assert len(look.last_blob) == BLOB_ID_BYTES
-            await self._position.write(blob_id=look.last_blob)
-        report.count("orphaned blobs", len(look.orphans))
-        report.blob_bytes += sum(size_bytes for _, size_bytes in look.orphans)
-        return look.more_after
+        await self._delete_objects([blob_id for blob_id, _ in checked.orphans])
+        if checked.last_blob is not None:
+            assert len(checked.last_blob) == BLOB_ID_BYTES
+            await self._position.write(blob_id=checked.last_blob)
+        report.count("orphaned blobs", len(checked.orphans))
+        report.blob_bytes += sum(size_bytes for _, size_bytes in checked.orphans)
+        return checked.more_after
 
 
 async def delete_attempts(queues: QueueStore, message_ids: Sequence[int]) -> None:

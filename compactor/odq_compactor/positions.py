@@ -48,7 +48,7 @@ class Position:
         return cls(store, await read_position(store.database))
 
     def passed(self, deadline: int, *, published_until: int) -> None:
-        """Nothing that is to expire earlier is left, of what was published until a time."""
+        """Note that all messages with an earlier deadline, published until a time, are gone."""
         self.due_from = max(self.due_from, min(deadline, published_until - _LATE_MS))
 
     def put(self, rows: Rows, *, blob_id: bytes | None = None) -> None:

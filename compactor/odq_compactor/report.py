@@ -30,7 +30,7 @@ REASONS: Final[dict[Kind, str]] = {
     "orphaned blobs": "they have no message",
     "finished messages": "all queues are done with them",
     "bulk shards": "all of their messages are gone, or they were never committed",
-    "control files": "nobody needs them any more",
+    "control files": "they are not needed any more",
 }
 
 

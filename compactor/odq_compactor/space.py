@@ -1,4 +1,4 @@
-"""Letting the bytes leave the bucket."""
+"""Compaction of databases, so that removed bytes leave the bucket."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def free_space_beside(
             report.rewritten.append(database.name)
         await database.collect_garbage()
     if not served:
-        raise StoreAccessError(f"nobody serves {url}: run odq compact without --space-only")
+        raise StoreAccessError(f"no process serves {url}: run odq compact without --space-only")
     report.bytes_after = await objects.size_bytes()
     report.requests = objects.requests
     report.duration_ms = round((loop.time() - started) * 1000)

@@ -52,7 +52,7 @@ def inspect_key(key: bytes) -> Inspection:
 
 
 def inspect_row(key: bytes, value: bytes) -> tuple[Inspection, ...]:
-    """The fields of a row's key and value; of its key alone if that doesn't tell what it is."""
+    """The fields of a row's key and value; of its key alone if its kind is not known."""
     of_key = inspect_key(key)
     try:
         kind = row_kind(key)

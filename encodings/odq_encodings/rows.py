@@ -1,4 +1,4 @@
-"""Telling what a row of a store is, for tools."""
+"""What kind of row a key belongs to, for tools."""
 
 from __future__ import annotations
 

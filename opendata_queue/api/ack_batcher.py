@@ -19,7 +19,7 @@ class SharedAcks:
         self._acking: asyncio.Task[None] | None = None
 
     def ack(self, message: ClaimedMessage) -> asyncio.Future[Outcome]:
-        """The outcome, when it is durable. Whoever gives up waiting does not stop it."""
+        """The outcome, when it is durable. A caller that gives up waiting does not stop it."""
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._gathered.append((message, outcome))
         if self._acking is None or self._acking.done():
@@ -47,6 +47,6 @@ def _fail(waiting: asyncio.Future[Outcome], error: BaseException) -> None:
         return
     if isinstance(error, Exception):
         waiting.set_exception(error)
-        waiting.exception()  # seen, even if nobody waits any more
+        waiting.exception()  # seen, even if no caller waits any more
     else:
         waiting.cancel()

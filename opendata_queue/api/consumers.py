@@ -214,14 +214,14 @@ class AsyncConsumer:
             await self._stop()
 
     async def abandon(self, error: BaseException) -> None:
-        """A loop was left. Nobody may be there to be told what goes wrong now."""
+        """A loop was left. Errors are logged: there may be no caller to raise them to."""
         self._looping = False
         if self._in_block:
-            return  # whoever leaves the block knows why
+            return  # ``leave`` follows, and gets the reason
         try:
-            if isinstance(error, GeneratorExit):  # all that Python tells, whatever has happened
+            if isinstance(error, GeneratorExit):  # Python gives no other reason
                 await self.nack(LEFT_THE_LOOP)
-            else:  # it was on its way to the next message, which nobody has seen
+            else:  # on the way to the next message, which the loop has not seen
                 await self.release()
             await self._stop()
         except OdqError as error:

@@ -1,4 +1,4 @@
-"""Keeping what was claimed for as long as somebody works on it."""
+"""Extending the leases of claimed messages for as long as they are worked on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXTENSIONS_PER_LEASE: Final = 3
 class LeaseKeeper:
     """Claims messages of one queue, and extends their leases, one call for all that are due.
 
-    It looks three times in a lease, and passes over what it has not seen before: short work costs
+    It checks three times in a lease, and passes over what it has not seen before: short work costs
     no extension, and an extension may fail once before a lease is lost.
 
     All leases have the length that was wanted, or else the queue's own. It is learned once, and
@@ -39,7 +39,7 @@ class LeaseKeeper:
         self._wanted_ms = lease_ms
         self._lease_ms = 0
         self._shortened = asyncio.Event()
-        # By identity: a message may be claimed twice, and is told apart by nothing that costs less.
+        # By identity: a message may be claimed twice, and any other key costs more.
         self._held: dict[int, tuple[ClaimedMessage, int]] = {}
         self._turn = 0
         self._task: asyncio.Task[None] | None = None
@@ -47,7 +47,7 @@ class LeaseKeeper:
     async def claim(
         self, count: int, *, consumer: str | None, wait_ms: int
     ) -> list[ClaimedMessage]:
-        """What can be claimed. Whoever gets it says what to hold."""
+        """What can be claimed. The caller says which of it to hold."""
         if self._task is None or self._task.done():
             self._lease_ms = self._wanted_ms or (await self._options()).lease_ms
             self._task = asyncio.create_task(self._run(), name=f"leases of {self._queue}")
@@ -79,7 +79,7 @@ class LeaseKeeper:
 
     async def _run(self) -> None:
         while True:
-            await self._next_look()
+            await self._next_turn()
             self._turn += 1
             due = [message for message, since in self._held.values() if since < self._turn - 1]
             if not due:
@@ -87,14 +87,14 @@ class LeaseKeeper:
             try:
                 deadlines = await self._extend(due)
             except OdqError as error:
-                # If it is more than a moment's trouble, whoever claims or acks is told.
+                # If it lasts, the next claim or ack raises it.
                 logger.warning("could not extend leases of queue %s: %s", self._queue, error)
                 continue
             for message, deadline in zip(due, deadlines, strict=True):
                 if deadline is None and self.drop(message):
                     logger.warning("lost the lease of a message of queue %s", self._queue)
 
-    async def _next_look(self) -> None:
+    async def _next_turn(self) -> None:
         """Wait a third of a lease, and not for the end of one that is longer than those to come."""
         self._shortened.clear()
         with contextlib.suppress(TimeoutError):

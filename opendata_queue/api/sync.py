@@ -205,8 +205,8 @@ class Consumer:
     message in hand without leaving the loop. Messages that were claimed and not handed out are
     released when the block is left. Leases are extended for as long as the body takes.
 
-    ``for message in system.consumer("emails"):`` works too. But Python does not tell a loop's
-    iterator why the loop was left, so a message in hand is then always nacked, after a ``break``
+    ``for message in system.consumer("emails"):`` works too. But a loop's iterator does
+    not learn why the loop was left, so a message in hand is then always nacked, after a ``break``
     and Ctrl-C as after an exception.
     """
 
@@ -301,7 +301,7 @@ class Worker:
 
         async def start() -> None:
             self._worker.start()
-            # A worker goes on when nobody refers to it, and so must its system.
+            # A worker goes on without a reference to it, and so must its system.
             self._worker.owner = self
 
         self._thread.call(start())
@@ -312,7 +312,7 @@ class Worker:
         What was claimed and not started is released. Handlers that take longer than
         ``timeout_ms`` lose their messages, which are released too: async ones are cancelled, and
         have a second to come to their end; plain ones can't be. Those that don't end may still be
-        at it when somebody else gets the message.
+        at it when another consumer gets the message.
         """
         self._worker.check_outside()
         self._thread.call(self._worker.stop(timeout_ms=timeout_ms))
@@ -330,7 +330,7 @@ class Worker:
         self._thread.call(self._worker.join(), timeout_ms)
 
 
-# --- systems that nobody closes -------------------------------------------------------------------
+# --- systems that are never closed ----------------------------------------------------------------
 
 _open_systems: weakref.WeakSet[System] = weakref.WeakSet()
 

@@ -97,7 +97,7 @@ class SyncOperations:
         It holds those that are published from now on; with ``start="beginning"`` also all that
         were published before, and with a time (in ms since the epoch) those of them that were
         received then or later. These are brought in the background, oldest first, while the queue
-        is used already; ``stats`` says how much there is left to look at.
+        is used already; ``stats`` says how much is left.
         """
         calling = self._system.create_queue(name, filter=filter, options=options, start=start)
         return self._thread.call(calling, timeout_ms)
@@ -145,7 +145,7 @@ class SyncOperations:
         self._thread.call(self._system.delete_queue(name), timeout_ms)
 
     def get_queue(self, name: str, *, timeout_ms: int | None = None) -> QueueInfo:
-        """What a queue was told; ``QueueNotFoundError`` if there is none of that name."""
+        """How a queue is configured; ``QueueNotFoundError`` if there is none of that name."""
         return self._thread.call(self._system.get_queue(name), timeout_ms)
 
     def list_queues(
@@ -167,7 +167,7 @@ class SyncOperations:
         """How many messages of a queue are where, without counting; a read or two at most."""
         return self._thread.call(self._system.stats(name), timeout_ms)
 
-    # --- looking into queues ----------------------------------------------------------------------
+    # --- what queues hold -------------------------------------------------------------------------
 
     def peek(
         self,
@@ -246,7 +246,7 @@ class SyncOperations:
     def history(self, message_id: int, *, timeout_ms: int | None = None) -> MessageHistory | None:
         """Where a message is in every queue, and who has claimed it; none if it is not there.
 
-        It looks at up to 256 queues: first those whose filter the message satisfies now, then
+        It searches up to 256 queues: first those whose filter the message satisfies now, then
         others, whose filter was another one when it came. In those it is found if it is in flight,
         failed, among the next ones to be claimed or the last ones done. A queue that the message
         has left without a trace, expired or purged, or has never been in, does not appear. The
@@ -270,7 +270,7 @@ class SyncOperations:
     ) -> list[ClaimedMessage]:
         """Up to ``count`` messages, best priority first, then the oldest.
 
-        They are yours for ``lease_ms``; after that somebody else gets them. With ``wait_ms`` it
+        They are yours for ``lease_ms``; after that other consumers get them. With ``wait_ms`` it
         waits so long for the first one. A call that times out gives back what it has taken.
         """
         calling = self._system.claim(
@@ -339,7 +339,7 @@ class SyncOperations:
     ) -> list[FailedMessage]:
         """Messages that were given up, by ascending id, from behind ``after_id`` on.
 
-        With ``filter`` those whose headers satisfy it; then it looks through all failed ones, in
+        With ``filter`` those whose headers satisfy it; then it searches all failed ones, in
         batches, until it has found ``limit``. Fewer than ``limit``, which is at most 1,000, are
         the last ones.
         """

@@ -142,7 +142,7 @@ class AsyncSystem(ABC):
         It holds those that are published from now on; with ``start="beginning"`` also all that
         were published before, and with a time (in ms since the epoch) those of them that were
         received then or later. These are brought in the background, oldest first, while the queue
-        is used already; ``stats`` says how much there is left to look at.
+        is used already; ``stats`` says how much is left.
         """
 
     @operation(action="admin", summary="Change a queue's filter or options", doing="change a queue")
@@ -189,9 +189,9 @@ class AsyncSystem(ABC):
         in the background, after a crash at the next open; calling it again waits for the end.
         """
 
-    @operation(action="view", summary="What a queue was told")
+    @operation(action="view", summary="How a queue is configured")
     async def get_queue(self, name: str) -> QueueInfo:
-        """What a queue was told; ``QueueNotFoundError`` if there is none of that name."""
+        """How a queue is configured; ``QueueNotFoundError`` if there is none of that name."""
 
     @operation(action="view", summary="The names of queues, by pages", gives_much=True)
     async def list_queues(
@@ -206,7 +206,7 @@ class AsyncSystem(ABC):
     async def stats(self, name: str) -> QueueStats:
         """How many messages of a queue are where, without counting; a read or two at most."""
 
-    # --- looking into queues ----------------------------------------------------------------------
+    # --- what queues hold -------------------------------------------------------------------------
 
     @operation(
         action="view",
@@ -279,7 +279,7 @@ class AsyncSystem(ABC):
     async def history(self, message_id: int) -> MessageHistory | None:
         """Where a message is in every queue, and who has claimed it; none if it is not there.
 
-        It looks at up to 256 queues: first those whose filter the message satisfies now, then
+        It searches up to 256 queues: first those whose filter the message satisfies now, then
         others, whose filter was another one when it came. In those it is found if it is in flight,
         failed, among the next ones to be claimed or the last ones done. A queue that the message
         has left without a trace, expired or purged, or has never been in, does not appear. The
@@ -308,16 +308,16 @@ class AsyncSystem(ABC):
     ) -> list[ClaimedMessage]:
         """Up to ``count`` messages, best priority first, then the oldest.
 
-        They are yours for ``lease_ms``; after that somebody else gets them. With ``wait_ms`` it
+        They are yours for ``lease_ms``; after that other consumers get them. With ``wait_ms`` it
         waits so long for the first one. A call that is cancelled gives back what it has taken.
         """
 
     async def _claim_in_loop(
         self, name: str, count: int, *, consumer: str | None, lease_ms: int | None, wait_ms: int
     ) -> list[ClaimedMessage]:
-        """As ``claim``, for those who would call it again if they can't know what became of it.
+        """As ``claim``, for loops that call it again if its outcome is unknown.
 
-        What was claimed without anybody's knowing comes back when its leases end.
+        What such a call has claimed comes back when its leases end.
         """
         return await self.claim(name, count, consumer=consumer, lease_ms=lease_ms, wait_ms=wait_ms)
 
@@ -446,7 +446,7 @@ class AsyncSystem(ABC):
     ) -> list[FailedMessage]:
         """Messages that were given up, by ascending id, from behind ``after_id`` on.
 
-        With ``filter`` those whose headers satisfy it; then it looks through all failed ones, in
+        With ``filter`` those whose headers satisfy it; then it searches all failed ones, in
         batches, until it has found ``limit``. Fewer than ``limit``, which is at most 1,000, are
         the last ones.
         """

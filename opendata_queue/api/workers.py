@@ -124,7 +124,7 @@ class AsyncWorker:
         What was claimed and not started is released. Handlers that take longer than
         ``timeout_ms`` lose their messages, which are released too: async ones are cancelled, and
         have a second to come to their end; plain ones can't be. Those that don't end may still be
-        at it when somebody else gets the message.
+        at it when another consumer gets the message.
         """
         self.check_outside()
         seconds = seconds_of(timeout_ms)
@@ -369,7 +369,7 @@ def _is_async(handler: Handler) -> bool:
 
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """It was logged; not everybody joins a worker."""
+    """Mark the error of a task as seen: it was logged, and not every worker is joined."""
     if not task.cancelled():
         task.exception()
 

@@ -82,7 +82,7 @@ def cut(pattern: str, escape: str | None = None) -> Segments:
 
 @lru_cache(maxsize=1024)
 def matcher(pattern: str, escape: str | None = None) -> Matcher:
-    """A function that tells whether a text is like the pattern."""
+    """A function that says whether a text is like the pattern."""
     segments = cut(pattern, escape)
     first, *middle = [_expression(part) for part in segments.parts]
     if not middle:

@@ -163,7 +163,7 @@ class _MistakeError(Exception):
 
 
 class _Tokens(PostLex):
-    """Tells words from names, checks numbers, and stops at text that is nested too deep.
+    """Separates words from names, checks numbers, and stops at text that is nested too deep.
 
     Words are recognised here and not by a regular expression that ignores case: to that, the
     Kelvin sign is a K. Nesting counts each open parenthesis and each NOT before it, so that

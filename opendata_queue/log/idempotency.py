@@ -27,7 +27,7 @@ class HeldKeys:
 
 
 class IdempotencyKeys:
-    """Looks keys up, and lets publishes with the same key go one after the other."""
+    """Looks up keys, and lets publishes with the same key go one after the other."""
 
     def __init__(self, database: DatabaseReads, clock: Clock) -> None:
         self._database = database

@@ -81,7 +81,7 @@ class ReadAhead:
             while start < len(ids) and read_bytes < self._limit_bytes // _READERS_AT_MOST:
                 some = ids[start : start + self._at_once()]
                 start += len(some)
-                # Some may be larger than those before them: whoever wants those reads them then.
+                # Some may be larger than those before them: claims read these themselves.
                 step = ReadStep(self._limit_bytes // _READERS_AT_MOST - read_bytes)
                 messages = await self._read(some, step)
                 if messages:

@@ -105,7 +105,7 @@ class ClaimedMessage(StoredMessage):
 
 @dataclass(slots=True)
 class PeekedMessage(StoredMessage):
-    """A message that is about to be claimed by somebody. ``attempts`` counts its claims so far."""
+    """A message that is among the next to be claimed. ``attempts`` counts its claims so far."""
 
     queue: str
     priority: int

@@ -16,7 +16,7 @@ Outcome = Literal["ok", "lease_lost"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueInfo:
-    """What a queue was told."""
+    """How a queue is configured."""
 
     name: str
     filter: str
@@ -71,7 +71,7 @@ class QueueEntry:
 
     | state | has |
     |---|---|
-    | ``available``, ``delayed`` | ``visible_at_ms``: since or from when it can be claimed |
+    | ``available``, ``delayed`` | ``visible_at_ms``: from when on it can be claimed |
     | ``in_flight`` | ``claimed_at_ms``, ``lease_deadline_ms``, ``consumer`` |
     | ``done`` | ``finished_at_ms``; its priority is forgotten |
     | ``failed`` | ``finished_at_ms``, ``consumer`` (the last one), ``error`` |
@@ -79,7 +79,7 @@ class QueueEntry:
 
     ``attempts`` counts the claims in this queue. The consumer of a message in flight is not known
     any more after the root was opened anew. ``expires_at_ms`` is when its retention ends, where
-    it ends and that is known; one that is over it is still counted until somebody comes across it.
+    it ends and that is known. A message past that time is counted until the owner comes across it.
     """
 
     queue: str

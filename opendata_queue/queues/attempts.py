@@ -25,7 +25,7 @@ _RANGES_KEPT: Final = 256
 
 
 class _Meanwhile:
-    """What has happened while somebody reads; bounded by what can happen in that time."""
+    """What has happened during a read; bounded by what can happen in that time."""
 
     __slots__ = ("claimed", "forgotten")
 
@@ -89,15 +89,15 @@ class AttemptsLedger:
                 covered = bisect_right(left, behind - 1)
                 left = left[covered:]
                 if covered < min(_SCAN_LEAST, len(near)):
-                    # Many were claimed that nobody asks about: a read for each costs less.
+                    # Many others were claimed, which are not wanted: a read for each costs less.
                     alone += left
                     break
             values = await self._database.get_by_id(alone, encode_attempts_key)
             for one, value in values.items():
                 found[one] = self._consumers(one, value)
             for one in wanted:
-                # Of what was claimed meanwhile, what was read may be too little. Whatever else was
-                # read, the wanted ones must not be forgotten for it, or nobody gets anywhere.
+                # Of what was claimed meanwhile, what was read may be too little. The wanted ones
+                # are kept last: other rows of the range must not push them out.
                 if one not in meanwhile.claimed or one in self._claims:
                     self._keep(one, found.get(one, ()))
 
@@ -142,7 +142,7 @@ class AttemptsLedger:
 
     def _keep(self, message_id: int, claims: tuple[str, ...]) -> None:
         """Remember what was read, for longer than what is remembered already."""
-        # Whoever has claimed it while we were reading knows better.
+        # A claim that was made during the read is newer than what was read.
         self._claims.setdefault(message_id, claims)
         self._claims.move_to_end(message_id)
         self._forget_the_oldest()

@@ -1,6 +1,6 @@
-"""Looking into queues: the next messages, pages of each state, and where one message is.
+"""What queues hold: the next messages, pages of each state, and where one message is.
 
-Nothing here costs more because a queue holds more: every look is a bounded number of reads.
+Nothing here costs more because a queue holds more: every call is a bounded number of reads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Sought(NamedTuple):
 
 
 class QueuesToBrowse(Protocol):
-    """The queue store as its owner has it, or as somebody sees it who only reads."""
+    """The queue store as its owner has it, or as a reader sees it."""
 
     @property
     def clock(self) -> Clock: ...
@@ -116,7 +116,7 @@ class QueueBrowser:
         self, name: str, state: BrowsedState, *, after: str | None, limit: int
     ) -> QueuePage:
         place = self.place(name, state, after)
-        # One more than wanted tells whether there is another page.
+        # One more than wanted shows whether there is another page.
         found = await self.entries(name, state, place, limit + 1)
         shown = found[:limit]
         token = token_of(state, shown[-1][0]) if len(found) > limit else None
@@ -216,7 +216,7 @@ class QueueBrowser:
     async def find(
         self, message: Sought, matching: Sequence[str]
     ) -> tuple[tuple[QueueEntry, ...], int]:
-        """Where a message is, and how many queues were not looked at.
+        """Where a message is, and how many queues were not searched.
 
         ``matching`` are those that it is likely to be in.
         """
@@ -251,7 +251,7 @@ class QueueBrowser:
     async def find_in(self, queue: StoredQueue, message: Sought) -> QueueEntry | None:
         """Where a message is in a queue; none if it is not there."""
         await self._store.catch_up_with_time(queue)
-        # Held so that nothing leaves the indexes while we look from one to the other. What is not
+        # Held so that nothing leaves the indexes while they are read one by one. What is not
         # at hand at first does not come to be at hand then, and all of it can soon be read.
         async with queue.reading() as indexes:
             entry = _at_hand(queue, message.message_id)
@@ -286,7 +286,7 @@ class QueueBrowser:
         ]
 
     def _unless_past(self, queue: StoredQueue, entry: QueueEntry) -> QueueEntry | None:
-        """An entry, but none that is done and past its retention: nobody is to see it."""
+        """The entry; none if it is done and past its retention, and so must not be shown."""
         since = queue.options.done_since(self._store.clock.now_ms())
         past = entry.state == "done" and (entry.finished_at_ms or 0) < since
         return None if past else entry
@@ -326,7 +326,7 @@ async def _first_in_flight(queue: StoredQueue, after_id: int, count: int) -> lis
 
 
 def _at_hand(queue: StoredQueue, message_id: int) -> QueueEntry | None:
-    """Where a message is, if that can be told without a read."""
+    """Where a message is, if that is known without a read."""
     held = queue.state.in_flight.holding(message_id)
     if held is not None:
         return _held_entry(queue, held)
@@ -475,7 +475,7 @@ def check_state(state: BrowsedState) -> None:
 
 
 def token_of(state: str, place: Place) -> str:
-    """What is the same for everybody and every time: a place in the order of a state."""
+    """The same for all callers, at any time: a place in the order of a state."""
     return f"{state}:{place[0]}.{place[1]}"
 
 

@@ -85,7 +85,7 @@ class BulkRegistry:
         rows.put(BulkJobKey(job=commit.job).encode(), job.encode())
         self._put_numbers(first_number + len(commit.shards))
         await self._committer.wait(self._committer.commit())
-        # Not before: who looks for unfinished shards must find them.
+        # Not before: a search for unfinished shards must find their rows.
         self.next_number = first_number + len(commit.shards)
 
     def finish(self, number: int, shard: BulkShard, *, waits: bool = False) -> None:
@@ -99,15 +99,15 @@ class BulkRegistry:
     def set_aside(self, number: int, now_ms: int) -> None:
         """Note, in the batch that gathers, that a shard can't be routed now.
 
-        Its row leads back to it. So nobody who opens the store has to look through all shards that
-        were registered since, and nothing of them is kept in memory.
+        Its row leads back to it. So the next owner need not search all shards that were registered
+        since, and nothing of them is kept in memory.
         """
         row = BulkWaiting(since=now_ms)
         self._committer.rows.put(BulkWaitingKey(number=number).encode(), row.encode())
         self._pass(number)
 
     def _pass(self, number: int) -> None:
-        """Whoever looks for unfinished shards need not look at this one."""
+        """Leave a shard out of the next searches for unfinished ones."""
         if number >= self._first_unfinished:
             self._passed.add(number)
         self._move_to(self._first_unfinished)
@@ -141,7 +141,7 @@ class BulkRegistry:
             # Numbers may be missing: what is finished may be removed.
             number = some[-1][0] + 1 if len(some) == limit else behind
         if after < first:
-            # Nothing before these is unfinished: whoever comes next need not look there.
+            # Nothing before these is unfinished: the next search begins here.
             self._move_to(found[0][0] if found else behind)
         return found[:limit]
 

@@ -42,7 +42,7 @@ class DeadLetters:
         return finished
 
     async def _refuse_expired(self, queue: StoredQueue, ids: Sequence[int]) -> None:
-        """Whoever names a message must hear that it can't come back, before anything is done."""
+        """Refuse ids of messages that can't come back, before anything is done."""
         await self._store.all_durable()
         now = self._store.clock.now_ms()
         for start in range(0, len(ids), FAILED_AT_ONCE):

@@ -1,7 +1,7 @@
 """Receipts: what a consumer shows to finish what it claimed.
 
 A receipt names one claim of one message in one queue, and is signed with the root's secret, so
-that nobody can finish a message that was not handed to them. It is opaque to consumers.
+that a consumer can finish only messages that were handed to it. It is opaque to consumers.
 
 Layout, before it is written in hexadecimal: message id ``u64``, attempts ``u16``, claimed at
 ``i64``, the queue's created at ``i64``, all big-endian, then 16 bytes of BLAKE2b, keyed with the
@@ -44,7 +44,7 @@ class Receipts:
     def __init__(self, secret: bytes) -> None:
         self._key = blake2b(secret).digest()
         # What was made here lately need not be checked: most receipts come back soon. The values
-        # are plain tuples, which the garbage collector need not look at.
+        # are plain tuples, which the garbage collector does not track.
         self._made: _Made = OrderedDict()
         self._queues = lru_cache(maxsize=_QUEUES_KEPT)(self._new)
 
@@ -119,7 +119,7 @@ class QueueReceipts:
 class HeldMessage(ClaimedMessage):
     """A message that was claimed in this process, and knows its claim.
 
-    Its receipt is made when somebody asks for it. Here nobody has to: the message itself will do.
+    Its receipt is made when it is asked for. In this process the message itself serves as one.
     """
 
     __slots__ = ("claim", "made_by")

@@ -45,7 +45,7 @@ async def purge(queue: StoredQueue, committer: GroupCommitter, past: Past) -> in
     """Drop the messages that wait and are in the past; returns how many.
 
     Consumers go on meanwhile, and with them messages move: from the schedule to the others, and
-    between backlog and window. So the schedule comes first, and the rest is looked at again until
+    between backlog and window. So the schedule comes first, and the rest is read again until
     there is nothing left. That ends, since what was dropped does not come back, and what is
     published meanwhile is not in the past.
     """

@@ -1,4 +1,4 @@
-"""The queue store as somebody sees it who only reads: no owner is disturbed, nothing is written."""
+"""The queue store as a reader sees it: its owner is not disturbed, and nothing is written."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TRIES: Final = 10
 _MOST_SHARDS: Final = 1_000
 
 
-class QueueLook:
+class QueueSnapshot:
     """Some queues as they were in one moment, for a ``QueueBrowser``.
 
     What time alone does is not done: a lease that is over still counts, and what is due is still
@@ -193,7 +193,7 @@ class QueueLook:
 
 
 class _NoCommits:
-    """What a queue has instead of a committer that it never asks for anything."""
+    """Takes the place of a committer in queues that are only read."""
 
     durable_batch = 0
     batch = 0
@@ -204,7 +204,7 @@ class _NoCommits:
 
 
 def _refuse(_: object) -> NoReturn:
-    raise AssertionError("a queue that is only looked at was changed")
+    raise AssertionError("a queue of a snapshot was changed")
 
 
 def _check_name(name: str) -> None:

@@ -1,7 +1,7 @@
 """What time alone does to queues: leases that run out, delayed messages that come due.
 
 One heap holds the time of the next event of each queue that has one. Queues without one are not
-in it, and a queue that changes is looked at only if its next event has come closer.
+in it, and a queue that changes is moved only if its next event has come closer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STALE_AT_MOST: Final = 64
 class Sweeper:
     """Sweeps the queue whose event is the longest due, in bounded steps, one after the other.
 
-    ``next_event`` tells when time alone will next change a queue; ``sweep`` does some of what is
+    ``next_event`` says when time alone will next change a queue; ``sweep`` does some of what is
     due in a queue, and ``check_open`` raises when there is nothing to be swept any more.
     """
 
@@ -62,7 +62,7 @@ class Sweeper:
             return
         known = self._due_at.get(queue)
         if known is not None and known <= event:
-            return  # what is there already is looked at no later
+            return  # the event that is there already is no later
         # What is overdue comes after all others that are: one queue must not keep them waiting.
         event = max(event, self._clock.now_ms(), self._put_aside.get(queue, event))
         if known is None or event < known:
@@ -121,7 +121,7 @@ class Sweeper:
                 await self._sweep(queue)
                 self._put_aside.pop(queue, None)
             except (FencedError, ClosedError) as error:
-                # Whoever calls gets it too.
+                # Callers get it, too.
                 logger.info("sweeping has stopped: %s", error)
                 return
             except OdqError as error:

@@ -104,7 +104,7 @@ class CommitFiles:
         winner = await self.read(commit.job)
         if winner is None:
             raise CorruptStoreError(
-                f"{self._objects.location.url_of(path)} was there, and is gone: somebody removed it"
+                f"{self._objects.location.url_of(path)} was there, and was removed"
             )
         return winner
 

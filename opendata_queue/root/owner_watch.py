@@ -203,7 +203,7 @@ class _Watch:
         try:
             await self.poll()
         except StoreUnavailableError as error:
-            logger.info("could not look for the owner of %s: %s", self.files, error)
+            logger.info("could not check the owner of %s: %s", self.files, error)
             self.verdict = Verdict.UNKNOWN
             self._silent_ms = 0
 
@@ -277,7 +277,7 @@ async def _epoch_before(
 def refusal(files: OwnerFiles, tenure: Tenure | None, how: str = "is served by") -> OwnedError:
     owner = None if tenure is None else tenure.owner
     if owner is None:
-        return OwnedError(f"{files} was taken by another process: look who serves it")
+        return OwnedError(f"{files} was taken by another process: find out which one serves it")
     advice = f"connect to {owner.address}" if owner.address else "use it there"
     return OwnedError(
         f"{files} {how} {owner}: {advice}, stop it, or take it over "

@@ -312,7 +312,7 @@ class Ownership:
             async with asyncio.timeout(self.owner.lease_ms / 1000):
                 await self._check_for_others()
         except (OdqError, TimeoutError) as error:
-            logger.info("could not look for other owners: %s", str(error) or "no answer")
+            logger.info("could not check for other owners: %s", str(error) or "no answer")
 
     async def _check_for_others(self) -> None:
         holder = self.owner.holder

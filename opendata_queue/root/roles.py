@@ -26,7 +26,7 @@ from opendata_queue.store import Objects
 logger = logging.getLogger(__name__)
 
 _TRIES: Final = 100
-_PUBLISHERS_LOOKED_AT: Final = 64
+_PUBLISHERS_CHECKED: Final = 64
 
 _turns = itertools.count()
 
@@ -121,7 +121,9 @@ async def _first_silent(unknown: dict[int, OwnerFiles], clock: Clock) -> tuple[i
 async def queues_are_elsewhere(objects: Objects) -> OtherRoleError:
     """The error of an ingest process for callers that ask for what the owner of queues does."""
     address = _address_in(await _tenure_of(objects, QUEUES_ROLE))
-    where = f"they are served at {address}" if address else "nobody serves them at an address now"
+    where = (
+        f"they are served at {address}" if address else "no process serves them at an address now"
+    )
     return OtherRoleError(
         f"this process publishes, and does nothing with queues: {where}", address=address
     )
@@ -165,9 +167,9 @@ async def _publisher_address(objects: Objects, clock: Clock) -> str | None:
 async def _shards_to_publish_to(objects: Objects) -> list[int]:
     """Those that have had an owner: a client may read nothing but ``owners/``."""
     try:
-        return (await owned_shards(objects))[:_PUBLISHERS_LOOKED_AT]
+        return (await owned_shards(objects))[:_PUBLISHERS_CHECKED]
     except OdqError as error:
-        logger.info("could not look for live shards: %s", error)
+        logger.info("could not list live shards: %s", error)
         return [0]
 
 
@@ -175,7 +177,7 @@ async def _tenure_of(objects: Objects, role: str) -> Tenure | None:
     try:
         return await OwnerFiles(objects, role).newest()
     except OdqError as error:
-        logger.info("could not look who serves %s: %s", role, error)
+        logger.info("could not find out which process serves %s: %s", role, error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""Telling the time of a root by what its owners have left in the store (RFC 0012)."""
+"""The time of a root, by what its owners have left in the store (RFC 0012)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class BulkRouting:
         self._readers = readers
         self._clock = store.clock.machine
         self._known: set[str] = set()
-        self._looking = asyncio.Lock()
+        self._registering = asyncio.Lock()
         self._work = asyncio.Event()
         self._work.set()
         self._may_route = asyncio.Event()
@@ -85,7 +85,7 @@ class BulkRouting:
 
     async def look(self) -> int:
         """Register all jobs that are committed now; returns how many commits there are."""
-        async with self._looking:
+        async with self._registering:
             jobs = await self._commits.jobs()
             new = [job for job in jobs if job not in self._known]
             self._known &= set(jobs)

@@ -61,7 +61,7 @@ class LiveFollower:
             async with asyncio.timeout(CATCH_UP_TIMEOUT_MS / 1000):
                 # What a fresh reader shows is not older than this call.
                 await self._renew()
-                self._tailer.look_again()
+                self._tailer.read_again()
                 await self._tailer.caught_up()
         except TimeoutError:
             raise StoreUnavailableError(
@@ -95,7 +95,7 @@ class LiveFollower:
                 await asyncio.sleep(_TRY_AGAIN_MS / 1000)
 
     async def _watch_reader(self) -> None:
-        """Tell the tailer when a reader shows more, until it is replaced by another one."""
+        """Wake the tailer when a reader shows more, until the reader is replaced."""
         async with self._readers.using(self.shard) as reader:
             seen = None
             while self._readers.is_current(self.shard, reader):
@@ -106,7 +106,7 @@ class LiveFollower:
                     self._readers.renew(self.shard, reader)
                 elif position != seen:
                     seen = position
-                    self._tailer.look_again()
+                    self._tailer.read_again()
                 await asyncio.sleep(_LOOK_MS / 1000)
 
 

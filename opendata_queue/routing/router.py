@@ -213,9 +213,9 @@ class Router:
     def _route(self, messages: Sequence[Published], turn: Turn, first: int) -> int:
         """Route some messages from a place on; returns the place behind them."""
         routed: _Routed = {}
-        place, looks, count, most = first, 0, 0, self._places_at_once
+        place, checks, count, most = first, 0, 0, self._places_at_once
         by_headers = not self.store.index.asks_for_system_fields
-        while place < len(messages) and max(looks, count) < most and not turn.has_ended:
+        while place < len(messages) and max(checks, count) < most and not turn.has_ended:
             behind = _alike_until(messages, place) if by_headers else place + 1
             message = messages[place]
             places = self._places(turn, message.headers, SystemFields(*message[:4]))
@@ -228,7 +228,7 @@ class Router:
                 columns = _Columns(ids, received, visible, retentions)
                 _put_together(columns.by(self.store.clock.now_ms()), places, routed)
             place = behind
-            looks += 1
+            checks += 1
         self._take_in(routed)
         return place
 

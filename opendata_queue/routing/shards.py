@@ -52,7 +52,7 @@ class Following:
         self._live: dict[int, LiveFollower] = {}
         self._lost: set[int] = set()
         """Live shards whose files were removed."""
-        self._looking = asyncio.Lock()
+        self._starting = asyncio.Lock()
         self._asked = asyncio.Event()
         self._pace = PollingPace(_LOOK_MS, _LOOK_MS)
         if objects.location.kind is StoreKind.S3:
@@ -70,7 +70,7 @@ class Following:
                 self._files.path_of(shard),
             )
         await self.look_for_shards()
-        self._discovering = asyncio.create_task(self._discover(), name="look for shards")
+        self._discovering = asyncio.create_task(self._discover(), name="discover shards")
 
     def check_running(self) -> None:
         """Raise what stopped the routing of this process's own shard, or of all."""
@@ -129,7 +129,7 @@ class Following:
 
     async def look_for_shards(self) -> None:
         """Follow all live shards that are there now."""
-        async with self._looking:
+        async with self._starting:
             numbers = sorted({*await self._files.live_shards(), *self._lost})
             if self._own_shard != OWNERS_SHARD:
                 numbers.append(OWNERS_SHARD)
@@ -163,7 +163,7 @@ class Following:
                     await self.look_for_shards()
             except OdqError as error:
                 self._store.committer.check_open()
-                logger.warning("could not look for new shards: %s", error)
+                logger.warning("could not check for new shards: %s", error)
             await self._rest(lists)
 
     async def _rest(self, lists: int) -> None:

@@ -83,8 +83,8 @@ class Tailer:
             if not patient:
                 return
 
-    def look_again(self) -> None:
-        """There may be more in the log than was handed over."""
+    def read_again(self) -> None:
+        """Read the log: there may be more in it than was handed over."""
         self._behind = True
         self._idle.clear()
         self._work.set()

@@ -113,8 +113,8 @@ def append(spark: SparkSession, job: AppendJob, *, progress: bool = False) -> Ap
     after = asyncio.run(_found(job))
     if after is None:
         raise CorruptStoreError(
-            f"job {job.name} was committed, and there is no trace of it: somebody removed "
-            f"{job.store}/commits/{job.name}.json"
+            f"job {job.name} was committed, and there is no trace of it: "
+            f"{job.store}/commits/{job.name}.json was removed"
         )
     rows = expired = None
     if isinstance(after, Commit):
@@ -322,32 +322,32 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    told = build_parser().parse_args(arguments)
-    if not told.store:
+    given = build_parser().parse_args(arguments)
+    if not given.store:
         print("odq: say where the root is, with --store URL or ODQ_STORE", file=sys.stderr)
         return _WRONG_INPUT
     job = AppendJob(
-        inputs=tuple(told.inputs),
-        store=told.store,
-        name=told.job or f"append-{uuid.uuid4().hex}",
-        format=told.format,
-        payload=told.payload,
-        payload_uri=told.payload_uri,
-        headers=told.headers,
-        header_columns=tuple(told.header_columns),
-        created_at=told.created_at,
-        visible_at=told.visible_at,
-        retention_seconds=told.retention_seconds,
-        rejects=told.rejects,
+        inputs=tuple(given.inputs),
+        store=given.store,
+        name=given.job or f"append-{uuid.uuid4().hex}",
+        format=given.format,
+        payload=given.payload,
+        payload_uri=given.payload_uri,
+        headers=given.headers,
+        header_columns=tuple(given.header_columns),
+        created_at=given.created_at,
+        visible_at=given.visible_at,
+        retention_seconds=given.retention_seconds,
+        rejects=given.rejects,
     )
     try:
         check_job(job.name)
-        spark = job_session(f"odq append {job.name}", told.master)
+        spark = job_session(f"odq append {job.name}", given.master)
         summary = append(spark, job, progress=sys.stderr.isatty())
     except (OdqError, PySparkException) as error:
         print(f"odq: {reason_of(error)}", file=sys.stderr)
         return _WRONG_INPUT if isinstance(error, InvalidInputError) else _FAILED
-    if told.json:
+    if given.json:
         print(json.dumps(asdict(summary)))
     else:
         _print(summary)

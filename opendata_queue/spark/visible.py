@@ -112,7 +112,7 @@ async def check_root(root: str) -> None:
     # Opening the store of a folder would make it.
     there = location.kind is not StoreKind.FILE or location.folder.is_dir()
     if not there or await read_root(open_objects(root)) is None:
-        raise StoreAccessError(f"there is no root at {root}: look for a mistake in the path")
+        raise StoreAccessError(f"there is no root at {root}: check the path")
 
 
 async def root_now_ms(objects: Objects, machine: Clock | None = None) -> int:

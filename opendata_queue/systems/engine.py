@@ -302,7 +302,7 @@ class Engine(AsyncSystem):
         await self._following.own_is_routed()
         return await self._reading.stats(name)
 
-    # --- looking into queues ----------------------------------------------------------------------
+    # --- what queues hold -------------------------------------------------------------------------
 
     async def peek(
         self, name: str, count: int = 1, *, within: Allowance | None = None

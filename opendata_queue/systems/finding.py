@@ -110,7 +110,7 @@ async def find_page(
     at_once = _IN_FLIGHT_AT_ONCE if wanted.state == "in_flight" else _AT_ONCE
     while True:
         step = min(at_once, MOST_EXAMINED - page.examined)
-        # One more than wanted tells whether there is anything behind them.
+        # One more than wanted shows whether there is anything behind them.
         entries = await browser.entries(name, wanted.state, place, step + 1)
         await page.turn.pause()
         is_end = len(entries) <= step
@@ -165,8 +165,8 @@ class _Page:
 
     def _add(self, entry: QueueEntry, about: MessageMetadata | None) -> None:
         headers = () if about is None else about.headers
-        told = {field: getattr(entry, field) for field in _FIELDS}
-        self._found.append(FoundEntry(headers=headers, **told))
+        fields = {field: getattr(entry, field) for field in _FIELDS}
+        self._found.append(FoundEntry(headers=headers, **fields))
         self._size_bytes += MESSAGE_BYTES + len(entry.error or "") + headers_bytes(headers)
 
     @property

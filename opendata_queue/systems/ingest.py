@@ -37,8 +37,8 @@ _NEEDED: Final = frozenset({PROVABLE_COMMITS})
 class Ingest(AsyncSystem):
     """Publishes, and reads back what was published here; queues are the business of others.
 
-    What it acknowledges is durable, whether or not anybody serves the queues: it is routed when
-    somebody does.
+    What it acknowledges is durable, whether or not the queues are served: it is routed when they
+    are.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Ingest(AsyncSystem):
         self._shard = shard
         self._ownership = ownership
         self.on_lost: Callable[[FencedError], None] | None = None
-        """Told when another process writes this shard, even if nobody calls."""
+        """Called when another process writes this shard, even if there are no calls."""
         ownership.on_lost = self._step_down
         ownership.has_failed = lambda: shard.has_failed
         ownership.say_durable(messages_role(shard_number), shard.database.durable_sequence)
@@ -162,11 +162,11 @@ class Ingest(AsyncSystem):
         trouble = self._shard.database.trouble
         return [] if trouble is None else [trouble]
 
-    # --- beside -----------------------------------------------------------------------------------
+    # --- in the background ------------------------------------------------------------------------
 
     @property
     def shard(self) -> MessageShard:
-        """For those who look after what is stored, like retention."""
+        """For what maintains the store, like the retention compactor."""
         return self._shard
 
     def run_beside(

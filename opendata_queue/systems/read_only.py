@@ -1,4 +1,4 @@
-"""A root that is only looked at: whoever serves it is not disturbed, and nothing is written."""
+"""A root that is only read: its owner is not disturbed, and nothing is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from opendata_queue.model.values import (
     QueueStats,
 )
 from opendata_queue.queues.names import page_of
-from opendata_queue.queues.snapshot import QueueLook
+from opendata_queue.queues.snapshot import QueueSnapshot
 from opendata_queue.root.descriptor import SystemDescriptor, read_root
 from opendata_queue.root.timekeeping import reading_clock
 from opendata_queue.store import DatabaseReader, Location, Objects, StoreKind, StoreSettings
@@ -45,12 +45,12 @@ from opendata_queue.systems.reading import RootReading
 T = TypeVar("T")
 
 _QUEUES: Final = QUEUES_PATH
-# A look is short: it shall not take the memory of a broker.
+# Readers are open for a short time: they need less memory than a broker.
 _SETTINGS: Final = StoreSettings(block_cache_bytes=8 * 1024 * 1024)
 
 
 class ReadOnlySystem(AsyncSystem):
-    """Looks at a root, and owns nothing of it.
+    """Reads a root, and owns nothing of it.
 
     It sees what is durable, a second later at most. What changes something raises
     ``WrongContextError``.
@@ -65,7 +65,7 @@ class ReadOnlySystem(AsyncSystem):
         self._queues: DatabaseReader | None = None
         self._shards = ShardReaders(objects, clock, leave_no_trace=True)
         self._messages = AllMessages(None, None, self._shards, clock, ahead_bytes=0)
-        self._no_queues = QueueLook(None, clock)
+        self._no_queues = QueueSnapshot(None, clock)
         self._opening = asyncio.Lock()
         self._closed = False
 
@@ -73,7 +73,7 @@ class ReadOnlySystem(AsyncSystem):
     async def open(
         cls, url: str, *, settings: StoreSettings | None = None, clock: Clock | None = None
     ) -> Self:
-        """Look at the root at ``url``; an error if there is none. Nothing is made."""
+        """Open the root at ``url`` for reading; an error if there is none. Nothing is made."""
         location = Location.parse(url)
         missing = StoreAccessError(f"there is no root at {url}: make one with `odq init {url}`")
         if location.kind is StoreKind.FILE and not location.folder.is_dir():
@@ -93,12 +93,12 @@ class ReadOnlySystem(AsyncSystem):
 
         async def read() -> list[StoredMessage | None]:
             # Only a bulk shard has to be asked for in the queue store, which may not be open yet.
-            look = (
-                await self._look()
+            snapshot = (
+                await self._snapshot()
                 if any(is_bulk(shard_of(one)) for one in ids)
                 else self._no_queues
             )
-            return await self._reading(look).read_many(ids)
+            return await self._reading(snapshot).read_many(ids)
 
         return await self._twice(read)
 
@@ -108,17 +108,17 @@ class ReadOnlySystem(AsyncSystem):
         self, *, prefix: str = "", after: str = "", limit: int | None = None
     ) -> list[str]:
         async def names() -> list[str]:
-            return [*await (await self._look()).filters()]
+            return [*await (await self._snapshot()).filters()]
 
         return page_of(await self._twice(names), prefix, after, limit)
 
     async def get_queue(self, name: str) -> QueueInfo:
-        look = await self._twice(lambda: self._look(name))
-        return look.queue(name).info()
+        snapshot = await self._twice(lambda: self._snapshot(name))
+        return snapshot.queue(name).info()
 
     async def stats(self, name: str) -> QueueStats:
         async def stats() -> QueueStats:
-            return await self._reading(await self._look(name)).stats(name)
+            return await self._reading(await self._snapshot(name)).stats(name)
 
         return await self._twice(stats)
 
@@ -126,7 +126,7 @@ class ReadOnlySystem(AsyncSystem):
         check_count("count", count)
 
         async def peek() -> list[PeekedMessage]:
-            return await self._reading(await self._look(name)).peek(name, count)
+            return await self._reading(await self._snapshot(name)).peek(name, count)
 
         return await self._twice(peek)
 
@@ -136,7 +136,7 @@ class ReadOnlySystem(AsyncSystem):
         check_count("limit", limit)
 
         async def page() -> QueuePage:
-            reading = self._reading(await self._look(name))
+            reading = self._reading(await self._snapshot(name))
             return await reading.browse(name, state, after=after, limit=limit)
 
         return await self._twice(page)
@@ -158,14 +158,14 @@ class ReadOnlySystem(AsyncSystem):
         wanted = await Wanted.checked(state, filter, error, consumer, since_ms, until_ms)
 
         async def page() -> FoundPage:
-            reading = self._reading(await self._look(name))
+            reading = self._reading(await self._snapshot(name))
             return await reading.find(name, wanted, after=after, limit=limit)
 
         return await self._twice(page)
 
     async def history(self, message_id: int) -> MessageHistory | None:
         async def history() -> MessageHistory | None:
-            return await self._reading(await self._look()).history(message_id)
+            return await self._reading(await self._snapshot()).history(message_id)
 
         return await self._twice(history)
 
@@ -175,14 +175,14 @@ class ReadOnlySystem(AsyncSystem):
         wanted = await checked_failed(filter, after_id, limit)
 
         async def failed() -> list[FailedMessage]:
-            reading = self._reading(await self._look(name))
+            reading = self._reading(await self._snapshot(name))
             return await reading.failed(name, wanted=wanted, after_id=after_id, limit=limit)
 
         return await self._twice(failed)
 
-    def _reading(self, look: QueueLook) -> RootReading:
+    def _reading(self, snapshot: QueueSnapshot) -> RootReading:
         self._check_open()
-        return RootReading(look, self._messages)
+        return RootReading(snapshot, self._messages)
 
     # --- what is not for readers ------------------------------------------------------------------
 
@@ -194,16 +194,16 @@ class ReadOnlySystem(AsyncSystem):
 
     # --- databases --------------------------------------------------------------------------------
 
-    async def _twice(self, look: Callable[[], Awaitable[T]]) -> T:
-        """Look, and once more from the newest state if that fails.
+    async def _twice(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Read, and once more from the newest state if that fails.
 
         Without a checkpoint a file may be collected while it is read.
         """
         try:
-            return await look()
+            return await read()
         except (StoreUnavailableError, StoreAccessError, CorruptStoreError):
             await self._let_reader_go()
-            return await look()
+            return await read()
 
     async def _let_reader_go(self) -> None:
         async with self._opening:
@@ -211,15 +211,15 @@ class ReadOnlySystem(AsyncSystem):
         if reader is not None:
             await reader.close()
 
-    async def _look(self, *names: str) -> QueueLook:
+    async def _snapshot(self, *names: str) -> QueueSnapshot:
         """Queues as they are now."""
         async with self._opening:
             self._check_open()
             if self._queues is None:  # which may come to be there
                 self._queues = await DatabaseReader.look(self._objects, _QUEUES)
-        look = QueueLook(self._queues, self._clock)
-        await look.load(*names)
-        return look
+        snapshot = QueueSnapshot(self._queues, self._clock)
+        await snapshot.load(*names)
+        return snapshot
 
     def _check_open(self) -> None:
         if self._closed:

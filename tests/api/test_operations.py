@@ -62,6 +62,17 @@ def test_the_methods_without_await_are_made_from_the_declarations() -> None:
     assert make_sync.TARGET.read_text() == make_sync.made(), "run: python -m tools.make_sync"
 
 
+def test_help_of_the_generator_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    before = make_sync.TARGET.stat().st_mtime_ns
+
+    with pytest.raises(SystemExit) as ended:
+        make_sync.main(["--help"])
+
+    assert ended.value.code == 0
+    assert "python -m tools.make_sync" in capsys.readouterr().out
+    assert make_sync.TARGET.stat().st_mtime_ns == before
+
+
 async def test_a_process_that_publishes_refuses_what_is_about_queues(
     new_memory_root: NewRoot,
 ) -> None:
@@ -74,7 +85,7 @@ async def test_a_process_that_publishes_refuses_what_is_about_queues(
                 for one in declared.parameters
                 if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
             ]
-            with pytest.raises(OtherRoleError, match="nobody serves them"):
+            with pytest.raises(OtherRoleError, match="no process serves them"):
                 await getattr(ingest, declared.name)(*("x" for _ in needed))
 
 

@@ -199,7 +199,7 @@ def test_space_is_freed_by_another_process_beside_an_owner_who_goes_on(odq: Odq)
     with odq.system() as system:
         assert None not in system.read_many(ids)
         assert system.stats("q").done == 500
-    assert "nobody serves" in odq("compact", "--space-only", code=1)
+    assert "no process serves" in odq("compact", "--space-only", code=1)
     assert "removes nothing" in odq("compact", "--space-only", "--erase", code=2)
 
 

@@ -138,7 +138,7 @@ async def test_many_publishers_that_start_at_once_get_different_shards(root: str
 async def test_a_publisher_says_where_the_queues_are_served(new_memory_root: NewRoot) -> None:
     root = new_memory_root()
     async with await Ingest.open(root) as one:
-        with pytest.raises(OtherRoleError, match="nobody serves them"):
+        with pytest.raises(OtherRoleError, match="no process serves them"):
             await one.list_queues()
         async with await Engine.open(root, publishes=False, address="http://queues:1"):
             with pytest.raises(OtherRoleError, match="http://queues:1") as caught:

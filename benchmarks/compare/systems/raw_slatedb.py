@@ -27,7 +27,7 @@ from opendata_queue.store import Database, Objects, Rows
 from opendata_queue.store.rows.writer import TIER_VARIABLE
 
 _QUEUE_ROW = bytes(90)
-_TRY = "from opendata_queue.store.rows.rows.writer import active_tier; active_tier()"
+_TRY = "from opendata_queue.store.rows.writer import active_tier; active_tier()"
 
 
 class RawClient(Client):

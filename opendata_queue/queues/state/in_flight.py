@@ -38,7 +38,7 @@ class InFlight:
         self._leased = 0
         self._deadline_unknown: set[int] = set()
         self.claims_after = 0
-        """Claims are made at this time or later: none may look like one that was given back. After
+        """Claims are made at this time or later: none may equal one that was given back. After
         a restart the clock sees to it, if its mark is not before this."""
         self._last_claim_at = 0
         for one in messages:
@@ -180,7 +180,7 @@ class InFlight:
         return outcomes, taken
 
     def take_over(self, now: int, *, grace_ms: int, at_most: int | None) -> list[Held]:
-        """End leases that have run out; reads nothing that is not due."""
+        """End leases that have run out; reads only those that are due."""
         taken: list[Held] = []
         while self._leases and self._leases[0][0] + grace_ms < now and len(taken) != at_most:
             deadline, message_ids = self._leases[0]

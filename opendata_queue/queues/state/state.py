@@ -138,7 +138,7 @@ class QueueState:
             rules.bucket, changes.finished, done=done, failed=failed, counters=counters
         )
         self.expired = 0 if counters is None else counters.expired
-        """How many messages were never finished: nobody will get them any more."""
+        """How many messages expired before they were finished."""
 
     def follow(self, rules: QueueRules) -> None:
         """Go by other rules from now on; what does not fit the window any more leaves it."""
@@ -251,7 +251,7 @@ class QueueState:
         chance: Callable[[], float],
         at_most: int | None = None,
     ) -> list[Held]:
-        """Take back what is over its lease; reads nothing that is not due."""
+        """Take back what is over its lease; reads only what is due."""
         taken = self.in_flight.take_over(now, grace_ms=grace_ms, at_most=at_most)
         for held in taken:
             self._give_back(held, now, error=LEASE_OVER, delay_ms=None, chance=chance())

@@ -63,7 +63,7 @@ class QueueCommits:
         return ["ok" if outcome else "lease_lost" for outcome in outcomes]
 
     def changed_in_background(self, queue: StoredQueue) -> None:
-        """Nobody waits for this commit, but it must come soon."""
+        """Commit a change soon, though no caller waits for it."""
         queue.changed()
         self.committer.commit(lazy=True)
         queue.waiters.wake()

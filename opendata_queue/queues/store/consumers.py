@@ -144,7 +144,7 @@ class Consumers:
             moments += bool(held)
             self._note_attempts(held, consumer, now)
             queue.changed()
-            if not held:  # nobody waits for what has expired, but it can be seen
+            if not held:  # no caller waits for it, but expiry can be seen
                 self._committer.commit()
         if moments > 1:
             claimed[:] = in_order(claimed)

@@ -60,7 +60,7 @@ class Refills:
         if not moved:
             return False
         # No commit for it: should we crash, the messages are where they were. It goes along with
-        # the next one, so that nobody's commit has to wait for it.
+        # the next one, so that no commit has to wait for it.
         queue.changed()
         if queue.state.expired != expired:  # but that can be seen, and must not be undone
             self._committer.commit()

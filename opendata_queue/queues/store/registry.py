@@ -34,7 +34,7 @@ class QueueRegistry:
         self.index.add(queue.name, queue.filter)
 
     def remove(self, queue: StoredQueue) -> None:
-        """From here on nobody finds it."""
+        """From here on it can't be found."""
         del self._queues[queue.name]
         self._names.remove(queue.name)
         self._counts -= Counter([_first_part(queue.name)])  # none stays that has come to nothing
@@ -68,7 +68,7 @@ class QueueRegistry:
             return self._queues[name]
         except KeyError:
             raise QueueNotFoundError(f"there is no queue {name!r}") from None
-        except TypeError:  # it can't be looked up
+        except TypeError:  # it can't be a key
             raise InvalidInputError(
                 f"the name of a queue is text, and not a {type(name).__name__}"
             ) from None

@@ -148,7 +148,7 @@ class QueueStore:
 
     @property
     def database(self) -> Database:
-        """Its rows, for those who look after them; they are written through ``committer``."""
+        """Its rows, for maintenance such as retention; they are written through ``committer``."""
         return self._database
 
     # --- which queues there are -------------------------------------------------------------------

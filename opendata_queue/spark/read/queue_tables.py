@@ -91,17 +91,17 @@ def _span(kind: _Kind) -> tuple[bytes, bytes]:
 
 
 async def _known_queues(reader: DatabaseReader, options_rows: Rows, config_rows: Rows) -> _Queues:
-    told = {}
+    stored = {}
     async for rows in options_rows:
         for key, value in rows:
             queue = reader.decode(QueueOptionsKey.decode, key, key).queue_id
-            told[queue] = reader.decode(QueueOptionsRecord.decode, key, value)
+            stored[queue] = reader.decode(QueueOptionsRecord.decode, key, value)
     queues = {}
     async for rows in config_rows:
         for key, value in rows:
             queue = reader.decode(QueueConfigKey.decode, key, key).queue_id
             config = reader.decode(QueueConfig.decode, key, value)
-            options = told.get(queue)
+            options = stored.get(queue)
             if options is not None and not options.flags & BEING_DELETED:
                 queues[queue] = _Queue(name=queue.decode(), config=config, options=options)
     return queues
@@ -128,8 +128,8 @@ async def _queues(
                 found["available"] += len(active.available)
                 found["in_flight"] = len(active.in_flight)
     for queue_id, queue in queues.items():
-        told = QueueOptions.from_records(queue.config, queue.options)
-        record = {name: getattr(told, name) for name in QueueOptions.__slots__}
+        configured = QueueOptions.from_records(queue.config, queue.options)
+        record = {name: getattr(configured, name) for name in QueueOptions.__slots__}
         record |= {
             "queue": queue.name,
             "filter": queue.config.filter,

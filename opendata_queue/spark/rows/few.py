@@ -20,8 +20,8 @@ _ALL_BYTES: Final = 16 * 1024 * 1024
 def few_bytes(partition: int) -> int:
     """How much a task may send.
 
-    Spark does not tell a task how many there are. By its own number it knows that there are at
-    least so many: later ones may send less and less, and 10,000 together send 100 MiB at most.
+    A task does not know how many tasks there are, but by its own number that there are at least
+    so many: later ones may send less and less, and 10,000 together send 100 MiB at most.
     """
     return min(_TASK_BYTES, _ALL_BYTES // (partition + 1))
 

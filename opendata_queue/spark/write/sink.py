@@ -216,7 +216,7 @@ async def was_committed(options: SinkOptions, job: str) -> bool:
     """Whether a job was committed before, also when its commit was removed since.
 
     Names that were drawn are new, so the store need not be asked. The batch of a stream that is run
-    again is the last one of its query: its commit tells. If that is gone, another one is made,
+    again is the last one of its query, whose commit is read. If that is gone, another one is made,
     which the owner of queues does not register.
     """
     objects = Objects.open(options.root, StoreSettings())
@@ -314,7 +314,7 @@ def _check_expired(job: str, shards: Sequence[CommittedShard], now_ms: int) -> N
     if expired:
         logger.warning(
             "job %s took longer than the retention of some of its rows: up to %d of %d have "
-            "expired before the commit, and nobody will get them",
+            "expired before the commit, and no consumer will get them",
             job,
             expired,
             messages,
