@@ -102,6 +102,6 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that is not UTF-8 gets a ? here and there instead of a traceback.
         sys.stdout.reconfigure(errors="replace")
-    if logging.lastResort is not None:  # what the library warns of, of files and names of others
+    if logging.lastResort is not None:  # warnings quote names that others chose
         logging.lastResort.setFormatter(HarmlessLines("%(message)s"))
     app()

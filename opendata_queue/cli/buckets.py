@@ -7,7 +7,7 @@ from typing import Final
 from opendata_queue.model.errors import StoreAccessError
 from opendata_queue.store import S3Access
 
-_HOME_REGION: Final = "us-east-1"  # the one that must not be named
+_HOME_REGION: Final = "us-east-1"  # S3 refuses it as a location
 _OURS: Final = frozenset({"BucketAlreadyOwnedByYou"})
 
 

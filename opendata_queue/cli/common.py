@@ -74,7 +74,7 @@ RootStore = Annotated[
         help="The root: file:///path or s3://bucket/prefix. A server can't be asked for this.",
     ),
 ]
-"""Of commands that open the root themselves."""
+"""The store of commands that open the root themselves."""
 StoreArgument = Annotated[
     str | None, typer.Argument(metavar="URL", help="The same as --store URL.", show_default=False)
 ]
@@ -139,7 +139,7 @@ def complain(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Something that only a person wants to know: not said into a pipe or a file."""
+    """Print something that only a person wants to know: not into a pipe or a file."""
     if sys.stderr.isatty():
         typer.echo(harmless(text), err=True)
 
@@ -154,7 +154,7 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidInputError(f"{question} Say --yes, since there is nobody to ask")
+        raise InvalidInputError(f"{question} Say --yes, since no person can be asked")
     if not typer.confirm(harmless(question)):
         raise typer.Exit(FAILED)
 
@@ -190,20 +190,20 @@ def system_at(store: str | None, token: str | None) -> Iterator[System]:
 
 
 @contextmanager
-def look_at(store: str | None, token: str | None) -> Iterator[System]:
+def read_only_at(store: str | None, token: str | None) -> Iterator[System]:
     """The system that was asked for, to read only: its owner is not disturbed."""
     url = url_of(store)
     _be_quiet()
-    with _connected(url, token) if is_remote(url) else _looked_at(url) as system:
+    with _connected(url, token) if is_remote(url) else _read_only(url) as system:
         yield system
 
 
 def _be_quiet() -> None:
-    # How fast a commit is made is nothing that a person at a terminal can do anything about.
+    # A person at a terminal can't change how fast a commit is made.
     logging.getLogger("opendata_queue.store.rows.writer").setLevel(logging.ERROR)
 
 
-def _looked_at(url: str) -> System:
+def _read_only(url: str) -> System:
     root_location(url)
     return open_system(url, read_only=True)
 
@@ -224,7 +224,7 @@ def _opened(url: str, token: str | None) -> System:
         try:
             system = _connected(address, token)
         except StoreUnavailableError as error:
-            # It may be gone for good: then the root is there to be opened, and else it says so.
+            # If the broker is gone for good, the root can be opened; if not, opening it fails.
             note(f"{error}")
         else:
             note(f"through {address}, where it is served")
@@ -233,9 +233,9 @@ def _opened(url: str, token: str | None) -> System:
 
 
 async def check_root(url: str) -> None:
-    """Refuse a URL behind which there is no root: opening it would make one, at a typo too.
+    """Refuse a URL without a root: opening it would make one, even if the URL has a typo.
 
-    One of a newer release is refused, too.
+    A root of a newer release is refused, too.
     """
     if await read_descriptor(url) is None:
         raise StoreAccessError(f"there is no root at {url}: make one with `odq init {url}`")
@@ -250,11 +250,9 @@ async def read_descriptor(url: str) -> SystemDescriptor | None:
 
 
 def root_location(url: str) -> Location:
-    """Where a root is that this command opens by itself."""
+    """The location of a root that this command opens by itself."""
     if is_remote(url):
-        raise StoreAccessError(
-            f"{url} is a server: this command looks at a root, file:///… or s3://…"
-        )
+        raise StoreAccessError(f"{url} is a server: this command reads a root, file:///… or s3://…")
     location = Location.parse(url)
     if location.kind is StoreKind.MEMORY:
         raise StoreAccessError(

@@ -48,7 +48,7 @@ _BYTES: Final = ("bytes", "kB", "MB", "GB", "TB")
 _NOTHING: Final = "nothing is past its time"
 _NO_ROWS: Final = "no rows were removed; files that were replaced leave the store in 15 minutes"
 _OWNER_DOES_IT: Final = (
-    "it removes what is past its time by itself; odq compact --space-only works beside it"
+    "it removes what is past its time by itself; odq compact --space-only can run meanwhile"
 )
 
 
@@ -80,8 +80,8 @@ def compact(
         bool | None,
         typer.Option(
             "--delete-when-done/--keep-when-done",
-            help="Tell the system to delete messages that all queues are done with, or to keep "
-            "them, from now on.",
+            help="Have the system delete messages that all queues are done with, or keep them, "
+            "from now on.",
             show_default=False,
         ),
     ] = None,
@@ -89,18 +89,18 @@ def compact(
         bool,
         typer.Option(
             "--space-only",
-            help="Beside whoever serves the root: have its files compacted, and remove nothing.",
+            help="While the root is served: have its files compacted, and remove nothing.",
         ),
     ] = False,
     store: RootStore = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what is past its time from a root that nobody serves, and free its space.
+    """Remove what is past its time from a root that is not served, and free its space.
 
     Expired messages, done and failed entries past their retention, blobs without a message, and
     with --delete-when-done messages that all queues are done with. A broker does this by itself;
-    a root that is served is refused, with the name of its owner. A dry run may look at any root.
-    With --space-only it works beside a broker: it owns nothing, and removes no rows.
+    a root that is served is refused, with the name of its owner. A dry run may read any root.
+    With --space-only it works next to a broker: it owns nothing, and removes no rows.
 
     Examples:
       odq compact file:///var/lib/queues --dry-run
@@ -114,7 +114,7 @@ def compact(
     if pause_ms == 0:
         raise InvalidInputError("--every is 0: say how long to pause between two passes")
     if dry_run and every is not None:
-        raise InvalidInputError("--dry-run looks once: leave out --every")
+        raise InvalidInputError("--dry-run runs once: leave out --every")
 
     async def once() -> RetentionReport:
         await check_root(target)
@@ -143,11 +143,11 @@ def compact(
 
 
 async def _for_ever(target: str, once: Once, pause_ms: int, show: Show) -> None:
-    """Pass after pass, until SIGTERM. A root that is served just then is tried again."""
+    """Pass after pass, until SIGTERM. A root that is served is tried again after the pause."""
     this = asyncio.current_task()
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-    with suppress(StoreUnavailableError):  # that may pass, and what else is wrong now does not
+    with suppress(StoreUnavailableError):  # an outage may pass; other errors do not
         await check_root(target)
     while True:
         try:

@@ -37,8 +37,8 @@ from opendata_queue.model.errors import InvalidInputError
 from opendata_queue.model.messages import ClaimedMessage, StoredMessage
 
 _BATCH: Final = 100
-_LOOK: Final = 10
-_MAX_LOOK: Final = 1_000
+_HELD: Final = 10
+_MAX_HELD: Final = 1_000
 
 
 class Format(enum.StrEnum):
@@ -120,7 +120,7 @@ def consume(
         raise InvalidInputError("--exec excludes --output and --no-ack")
     with system_at(store, token) as system, _sink(output, format) as put:
         if no_ack:
-            _look(system, queue, put, count, idle or 0, consumer)
+            _print_and_release(system, queue, put, count, idle or 0, consumer)
             return
         loop = system.consumer(
             queue,
@@ -140,7 +140,7 @@ def consume(
 
 
 def _consume(loop: Consumer, handler: _Printer | _Runner) -> bool:
-    """Handle messages to the end; whether that was by a signal."""
+    """Handle messages to the end; true if a signal was the reason to end."""
     stop = _Stop(handler.end)
     try:
         with stop.installed(), loop:
@@ -154,7 +154,7 @@ def _consume(loop: Consumer, handler: _Printer | _Runner) -> bool:
     return stop.asked
 
 
-def _look(
+def _print_and_release(
     system: System,
     queue: str,
     put: Callable[[StoredMessage], None],
@@ -162,9 +162,9 @@ def _look(
     wait_ms: int,
     consumer: str | None,
 ) -> None:
-    wanted = _LOOK if count is None else count
-    if wanted > _MAX_LOOK:
-        raise InvalidInputError(f"--count is {wanted}; --no-ack can hold {_MAX_LOOK} at most")
+    wanted = _HELD if count is None else count
+    if wanted > _MAX_HELD:
+        raise InvalidInputError(f"--count is {wanted}; --no-ack can hold {_MAX_HELD} at most")
     held = system.claim(queue, wanted, wait_ms=wait_ms, consumer=consumer)
     if not held:
         raise typer.Exit(NOTHING_THERE)
@@ -211,18 +211,21 @@ class _Runner:
             loop.release()
             raise
         self.count += 1
-        told: dict[str, object] = {"message_id": message.message_id, "exit_code": result.exit_code}
+        report: dict[str, object] = {
+            "message_id": message.message_id,
+            "exit_code": result.exit_code,
+        }
         if result.exit_code:
-            told |= {"outcome": "nacked", "error": result.error}
+            report |= {"outcome": "nacked", "error": result.error}
             settled = loop.nack(result.error)
         else:
-            told |= {"outcome": "acked"}
+            report |= {"outcome": "acked"}
             settled = loop.ack()
         if not settled:
-            told |= {"outcome": "lease_lost"}
-        self.failed += told["outcome"] != "acked"
+            report |= {"outcome": "lease_lost"}
+        self.failed += report["outcome"] != "acked"
         if self._as_json:
-            print_json(told, line=True)
+            print_json(report, line=True)
 
     def end(self) -> None:
         self._command.end()
@@ -230,7 +233,7 @@ class _Runner:
 
 @contextmanager
 def _sink(path: Path | None, format: Format) -> Iterator[Callable[[StoredMessage], None]]:
-    """Where messages are written to, so that they are there when it returns."""
+    """A function that writes a message, and returns when that is done."""
     if path is None:
         yield lambda message: write_out(_line(message, format, safe=sys.stdout.isatty()))
         return

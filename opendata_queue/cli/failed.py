@@ -14,11 +14,11 @@ from opendata_queue.cli.common import (
     Token,
     Yes,
     confirm,
-    look_at,
     note,
     plural,
     print_json,
     print_table,
+    read_only_at,
     say,
     shortened,
     system_at,
@@ -28,7 +28,7 @@ from opendata_queue.model.errors import InvalidInputError
 from opendata_queue.model.values import FailedMessage
 
 app = typer.Typer(
-    help="Look at messages that were given up; make them available again, or forget them.",
+    help="Show messages that were given up; make them available again, or forget them.",
     no_args_is_help=True,
 )
 
@@ -60,7 +60,7 @@ def list_failed(
       odq failed list emails
       odq failed list emails --filter "type = 'order.created'" --json
     """
-    with look_at(store, token) as system:
+    with read_only_at(store, token) as system:
         found = system.failed(queue, filter=filter, after_id=after, limit=limit)
     if as_json:
         print_json(found)
@@ -92,7 +92,7 @@ def replay_failed(
     with system_at(store, token) as system:
         count = system.stats(queue).failed
         done = _in_turns(system.replay, queue, ids or [], filter, every, count)
-    _tell(done, "replayed", queue, as_json)
+    _report(done, "replayed", queue, as_json)
 
 
 @app.command("purge")
@@ -119,7 +119,7 @@ def purge_failed(
     with system_at(store, token) as system:
         count = system.stats(queue).failed
         done = _in_turns(system.purge_failed, queue, ids or [], filter, every, count)
-    _tell(done, "purged", queue, as_json)
+    _report(done, "purged", queue, as_json)
 
 
 def _check_choice(ids: list[int] | None, filter: str | None, every: bool) -> None:
@@ -135,7 +135,7 @@ def _in_turns(
     every: bool,
     count: int,
 ) -> list[int]:
-    """A call does some thousands; go on until all are done that were there at the beginning."""
+    """Repeat a call, which does some thousands, until as many are done as there were at first."""
     if ids:
         return call(queue, *ids)
     done: list[int] = []
@@ -147,7 +147,7 @@ def _in_turns(
     return done
 
 
-def _tell(done: list[int], verb: str, queue: str, as_json: bool) -> None:
+def _report(done: list[int], verb: str, queue: str, as_json: bool) -> None:
     if as_json:
         print_json({"queue": queue, verb: [str(one) for one in done]})
     else:

@@ -17,8 +17,9 @@ Hosts = Annotated[
         metavar="HOSTS",
         envvar="ODQ_HOSTS",
         help=(
-            "Where the token may go beside the server's own host, if a root or a server says that "
-            "it is served elsewhere: names, *.domain, addresses, networks, with commas between."
+            "Hosts that may get the token in addition to the server's own, if a root or a server "
+            "says that it is served elsewhere: names, *.domain, addresses, networks, with commas "
+            "between."
         ),
     ),
 ]
@@ -26,7 +27,7 @@ _given: Final[ContextVar[list[str] | None]] = ContextVar("hosts", default=None)
 
 
 def given_hosts() -> list[str] | None:
-    """What was given with it to the command that runs; none if nothing was."""
+    """The hosts that were given to the running command; none without the option."""
     return _given.get()
 
 

@@ -60,7 +60,7 @@ def init(
         if error.problem is AccessProblem.NO_BUCKET:
             error.add_note("--create-bucket makes it")
         raise
-    told = {
+    result = {
         "store": root,
         "instance_id": descriptor.instance_id,
         "format_version": descriptor.format_version,
@@ -68,7 +68,7 @@ def init(
         "abilities": abilities.as_json(),
     }
     if as_json:
-        print_json(told)
+        print_json(result)
         return
     print_fields(
         [

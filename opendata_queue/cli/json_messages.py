@@ -53,30 +53,30 @@ def json_line(value: object) -> bytes:
 def message_of_line(line: bytes, defaults: NewMessage) -> NewMessage:
     """The message that a line of JSON describes; what it does not say is as in ``defaults``."""
     try:
-        told = json.loads(line)
+        fields = json.loads(line)
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"is no UTF-8: {error.reason} at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
         raise InvalidInputError(f"is no JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise InvalidInputError("is no message: it is nested too deeply") from None
-    if not isinstance(told, dict):
-        raise InvalidInputError(f'is {_kind(told)}, not an object like {{"payload": "hi"}}')
-    _check(told)
+    if not isinstance(fields, dict):
+        raise InvalidInputError(f'is {_kind(fields)}, not an object like {{"payload": "hi"}}')
+    _check(fields)
     return NewMessage(
-        _payload(told),
-        payload_uri=told.get("payload_uri"),
-        headers={**defaults.headers, **told.get("headers", {})},
-        delay_ms=_given(told, "delay_ms", _unless(told, "visible_at_ms", defaults.delay_ms)),
-        visible_at_ms=told.get("visible_at_ms"),
-        created_at_ms=told.get("created_at_ms"),
-        retention_seconds=_given(told, "retention_seconds", defaults.retention_seconds),
-        idempotency_key=told.get("idempotency_key"),
+        _payload(fields),
+        payload_uri=fields.get("payload_uri"),
+        headers={**defaults.headers, **fields.get("headers", {})},
+        delay_ms=_given(fields, "delay_ms", _unless(fields, "visible_at_ms", defaults.delay_ms)),
+        visible_at_ms=fields.get("visible_at_ms"),
+        created_at_ms=fields.get("created_at_ms"),
+        retention_seconds=_given(fields, "retention_seconds", defaults.retention_seconds),
+        idempotency_key=fields.get("idempotency_key"),
     )
 
 
-def _check(told: Mapping[str, Any]) -> None:
-    for name, value in told.items():
+def _check(fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
         if name in _PASSED_OVER:
             continue
         if name not in _KNOWN:
@@ -89,7 +89,7 @@ def _check(told: Mapping[str, Any]) -> None:
             raise InvalidInputError(f"{name} is {_kind(value)}, not a whole number")
         if name in _TEXTS and not isinstance(value, str):
             raise InvalidInputError(f"{name} is {_kind(value)}, not text")
-    _check_headers(told.get("headers", {}))
+    _check_headers(fields.get("headers", {}))
 
 
 def _check_headers(headers: object) -> None:
@@ -100,8 +100,8 @@ def _check_headers(headers: object) -> None:
             raise InvalidInputError(f"header {name!r} is {_kind(value)}, not text")
 
 
-def _payload(told: Mapping[str, Any]) -> bytes | None:
-    text, encoded, uri = (told.get(name) for name in ("payload", "payload_base64", "payload_uri"))
+def _payload(fields: Mapping[str, Any]) -> bytes | None:
+    text, encoded, uri = (fields.get(name) for name in ("payload", "payload_base64", "payload_uri"))
     if sum(one is not None for one in (text, encoded, uri)) != 1:
         raise InvalidInputError("needs one of payload, payload_base64 and payload_uri")
     if encoded is not None:
@@ -117,13 +117,13 @@ def _payload(told: Mapping[str, Any]) -> bytes | None:
         raise InvalidInputError("payload has half of a surrogate pair, which is no text") from None
 
 
-def _given(told: Mapping[str, Any], name: str, default: Any) -> Any:
-    value = told.get(name)
+def _given(fields: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = fields.get(name)
     return default if value is None else value
 
 
-def _unless(told: Mapping[str, Any], name: str, default: int | None) -> int | None:
-    return default if told.get(name) is None else None
+def _unless(fields: Mapping[str, Any], name: str, default: int | None) -> int | None:
+    return default if fields.get(name) is None else None
 
 
 def _kind(value: object) -> str:

@@ -17,12 +17,12 @@ from opendata_queue.cli.common import (
     Token,
     as_json_value,
     complain,
-    look_at,
     moment_ms,
     note,
     print_fields,
     print_json,
     print_table,
+    read_only_at,
     retention_text,
     safe_text,
     shortened,
@@ -34,7 +34,7 @@ from opendata_queue.model.errors import InvalidInputError
 from opendata_queue.model.messages import PeekedMessage, StoredMessage
 from opendata_queue.model.values import BrowsedState, FoundEntry, MessageHistory, QueueEntry
 
-app = typer.Typer(help="Look at messages, without claiming any.", no_args_is_help=True)
+app = typer.Typer(help="Show messages, without claiming any.", no_args_is_help=True)
 
 _PAGE = 1_000
 _SHOWN_BYTES = 4_096
@@ -69,7 +69,7 @@ def get_message(
       odq messages get 4711
       odq messages get 4711 --payload > photo.jpg
     """
-    with look_at(store, token) as system:
+    with read_only_at(store, token) as system:
         message = system.read(message_id)
         history = system.history(message_id) if message is not None else None
     if message is None or history is None:
@@ -99,7 +99,7 @@ def peek(
 
     Example: odq messages peek emails --count 5
     """
-    with look_at(store, token) as system:
+    with read_only_at(store, token) as system:
         messages = system.peek(queue, count)
     if as_json:
         for message in messages:
@@ -138,7 +138,7 @@ def browse(
     if every and after is not None:
         raise InvalidInputError("--all begins at the beginning: it excludes --after")
     wanted: BrowsedState = state.value
-    with look_at(store, token) as system:
+    with read_only_at(store, token) as system:
         page = system.browse(queue, wanted, after=after, limit=_PAGE if every else limit)
         entries = page.entries
         while every:
@@ -208,7 +208,7 @@ def find(
     """
     entries: list[FoundEntry] = []
     examined = 0
-    with look_at(store, token) as system:
+    with read_only_at(store, token) as system:
         while True:
             page = system.find(
                 queue,
@@ -258,8 +258,8 @@ def _history_as_json(history: MessageHistory) -> dict[str, Any]:
 
 def _entry_as_json(entry: QueueEntry) -> dict[str, Any]:
     """What an entry has; what its state does not have is left out."""
-    told: dict[str, Any] = as_json_value(entry)
-    return {name: value for name, value in told.items() if value is not None}
+    fields: dict[str, Any] = as_json_value(entry)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # --- for people -----------------------------------------------------------------------------------
@@ -276,12 +276,12 @@ def _print_message(message: StoredMessage, history: MessageHistory) -> None:
             ("retention", retention_text(message.retention_seconds)),
             *((f"header {name}", safe_text(value.encode())) for name, value in message.headers),
             ("payload URI", message.payload_uri if message.payload is None else None),
-            ("claimed by", ", ".join(history.consumers) or "nobody"),
+            ("claimed by", ", ".join(history.consumers) or "no consumer"),
             *((f"queue {entry.queue}", _whereabouts(entry)) for entry in history.entries),
         ]
     )
     if history.queues_left_out:
-        typer.echo(f"and {history.queues_left_out} queues that were not looked at")
+        typer.echo(f"and {history.queues_left_out} queues that were not checked")
     if message.payload is not None:
         shown = message.payload[:_SHOWN_BYTES]
         typer.echo(f"\n{safe_text(shown)}")

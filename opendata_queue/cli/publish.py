@@ -86,7 +86,7 @@ def publish(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish a message, or many. Queues get it by their filters, which look at the headers.
+    """Publish a message, or many. Queues get it by their filters, which read the headers.
 
     Prints the message's id once it is durable. With --jsonl or --lines it prints how many there
     were, or with --json a line for each; if a line is wrong, those before it are published, and it
@@ -237,15 +237,15 @@ class _Lines:
         except InvalidInputError:
             self._publish_each(waiting)  # nothing of it was written; one of them is wrong
         else:
-            self._tell([number for number, _ in waiting], ids)
+            self._report([number for number, _ in waiting], ids)
 
     def _publish_each(self, waiting: list[tuple[int, NewMessage]]) -> None:
         for number, message in waiting:
             with _named(number):
                 ids = self._system.publish_many([message])
-            self._tell([number], ids)
+            self._report([number], ids)
 
-    def _tell(self, numbers: list[int], ids: list[int]) -> None:
+    def _report(self, numbers: list[int], ids: list[int]) -> None:
         self.published += len(ids)
         if self._as_json:
             for number, message_id in zip(numbers, ids, strict=True):

@@ -24,12 +24,12 @@ from opendata_queue.cli.common import (
     duration_ms,
     duration_seconds,
     duration_text,
-    look_at,
     moment_ms,
     plural,
     print_fields,
     print_json,
     print_table,
+    read_only_at,
     retention_text,
     say,
     system_at,
@@ -112,7 +112,7 @@ def list_queues(
       odq queues list
       odq queues list --prefix shop/ --limit 100
     """
-    with look_at(store, token) as system:
+    with read_only_at(store, token) as system:
         names = system.list_queues(prefix=prefix, after=after, limit=limit)
         rows = [(name, system.stats(name)) for name in names]
     if as_json:
@@ -214,7 +214,7 @@ def show_queue(
 
     Example: odq queues show emails
     """
-    with look_at(store, token) as system:
+    with read_only_at(store, token) as system:
         found = system.get_queue(queue)
     _show_info(found, as_json)
 
@@ -294,10 +294,10 @@ def show_stats(
         bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C, drawn anew each time.")
     ] = False,
     interval: Annotated[
-        int, _ms("How long to wait between two looks, with --watch.", "interval")
+        int, _ms("How long to wait between two updates, with --watch.", "interval")
     ] = 2_000,
     times: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many looks, with --watch.")
+        int | None, typer.Option(min=1, help="Stop after so many updates, with --watch.")
     ] = None,
     store: Store = None,
     token: Token = None,
@@ -305,42 +305,42 @@ def show_stats(
 ) -> None:
     """Show how many messages are where, and how old the oldest available one is.
 
-    Into a pipe, or with --json, --watch prints each look after the other.
+    Into a pipe, or with --json, --watch prints one update after the other.
 
     Examples:
       odq queues stats
       odq queues stats emails --watch --interval 1s
     """
-    with look_at(store, token) as system:
+    with read_only_at(store, token) as system:
         if not watch:
-            _print_look(_look(system, queues), as_json)
+            _print_snapshot(_snapshot(system, queues), as_json)
             return
-        looks = _looks(system, queues, interval, times)
+        snapshots = _snapshots(system, queues, interval, times)
         if as_json or not sys.stdout.isatty():
-            for look in looks:
-                _print_look(look, as_json, line=True)
+            for snapshot in snapshots:
+                _print_snapshot(snapshot, as_json, line=True)
         else:
             with Live(console=Console(), auto_refresh=False) as live:
-                for look in looks:
-                    live.update(_table(look), refresh=True)
+                for snapshot in snapshots:
+                    live.update(_table(snapshot), refresh=True)
 
 
-Look = list[tuple[str, QueueStats]]
+Snapshot = list[tuple[str, QueueStats]]
 
 
-def _look(system: System, queues: list[str] | None) -> Look:
+def _snapshot(system: System, queues: list[str] | None) -> Snapshot:
     return [(name, system.stats(name)) for name in queues or system.list_queues()]
 
 
-def _looks(
+def _snapshots(
     system: System, queues: list[str] | None, interval_ms: int, times: int | None
-) -> Iterator[Look]:
-    """What the queues are like, again and again; Ctrl-C ends it."""
+) -> Iterator[Snapshot]:
+    """The statistics of the queues, again and again; Ctrl-C ends it."""
     never = threading.Event()
     count = 0
     try:
         while True:
-            yield _look(system, queues)
+            yield _snapshot(system, queues)
             count += 1
             if count == times:
                 return
@@ -349,15 +349,15 @@ def _looks(
         return
 
 
-def _print_look(look: Look, as_json: bool, *, line: bool = False) -> None:
+def _print_snapshot(snapshot: Snapshot, as_json: bool, *, line: bool = False) -> None:
     if as_json:
-        print_json([{"name": name, **asdict(stats)} for name, stats in look], line=line)
+        print_json([{"name": name, **asdict(stats)} for name, stats in snapshot], line=line)
     else:
-        print_table(_titles(), [_cells(name, stats) for name, stats in look])
+        print_table(_titles(), [_cells(name, stats) for name, stats in snapshot])
 
 
-def _table(look: Look) -> Table:
-    return table_of(_titles(), [_cells(name, stats) for name, stats in look])
+def _table(snapshot: Snapshot) -> Table:
+    return table_of(_titles(), [_cells(name, stats) for name, stats in snapshot])
 
 
 def _titles() -> list[str]:
@@ -413,8 +413,8 @@ def _show_info(info: QueueInfo, as_json: bool) -> None:
     )
 
 
-def _done(as_json: bool, text: str, **told: object) -> None:
+def _done(as_json: bool, text: str, **document: object) -> None:
     if as_json:
-        print_json(told)
+        print_json(document)
     else:
         say(text)

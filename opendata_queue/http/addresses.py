@@ -78,7 +78,7 @@ class Addresses:
             try:
                 url = await self._find()
             except StoreUnavailableError as error:
-                logger.info("could not look where %s is served: %s", self.root, error)
+                logger.info("could not find out where %s is served: %s", self.root, error)
                 return
             if url is None:
                 return

@@ -68,7 +68,7 @@ class Tries:
         self._asked = asked
 
     def note_unanswered(self) -> None:
-        """An attempt may have been done without our knowing."""
+        """Remember that an attempt got no answer: it may have been done."""
         self.unanswered = True
         if self._asked is not None:
             self._asked.retried = True
@@ -131,7 +131,7 @@ class Calls:
         if not self._addresses.url:
             root = self._addresses.root
             unserved = StoreUnavailableError(
-                f"nobody serves {root}: start a broker with `odq serve --store {root}`"
+                f"no broker serves {root}: start one with `odq serve --store {root}`"
             )
             raise _Refused(unserved, None)
         if not self._addresses.may_change:
@@ -139,9 +139,9 @@ class Calls:
         return await self._unless_it_moves(self._post(operation, body, wait_ms))
 
     async def _unless_it_moves(self, sending: Coroutine[Any, Any, Any]) -> Any:
-        """An answer; if it is long in coming, unless the root is served elsewhere by then.
+        """The answer; an error if it is long in coming, and the root is served elsewhere by then.
 
-        A broker that was stopped, or cut off, says nothing, and no connection ends.
+        A broker that was stopped, or cut off, sends nothing, and its connections stay open.
         """
         asked_at = self._addresses.url
         request = asyncio.ensure_future(sending)
@@ -254,7 +254,7 @@ def _base(url: str) -> str:
 
 
 def _why(error: Exception) -> str:
-    """What the machine said, without what the library tells of itself."""
+    """The reason that the system gave, without the text that the library adds."""
     said = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     return said.strerror or str(said) if isinstance(said, OSError) else str(said)
 

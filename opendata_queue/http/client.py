@@ -3,13 +3,13 @@
 What is repeated after trouble, and what is not:
 
 - Nothing was tried (no connection, or the broker said so): anything, a few times, with back-off.
-- It was sent and no answer came: only what does no harm the second time. Publishes are among that,
-  since every request carries an idempotency key, or every message its own. Claims are not:
+- It was sent and no answer came: only what does no harm the second time. Publishes do none, since
+  every request carries an idempotency key, or every message its own. Claims are not repeated:
   what the lost answer held comes back when its leases end.
 - The broker has lost its root, or is closing: as if no answer had come.
-- A repeated ack says that it is one, so that the broker can tell a message that the first one
-  finished from one that was lost. A repeated ``create_queue`` may find what the first one made,
-  and a repeated ``delete_queue`` nothing.
+- A repeated ack says that it is one, so that the broker can distinguish a message that the first
+  one finished from one that was lost. A repeated ``create_queue`` may find what the first one
+  made, and a repeated ``delete_queue`` nothing.
 
 A client that knows the root and not the broker asks the store who serves it, whenever something has
 to be repeated and while an answer is long in coming: so it follows a takeover. Where publishing and

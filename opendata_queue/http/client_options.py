@@ -15,8 +15,8 @@ class ClientOptions:
 
     token: str | None = None
     hosts: Sequence[str] | None = None
-    """Where the token may go besides the broker's own host, if a root or a broker says that it is
-    served elsewhere: names, ``*.domain``, addresses and networks (``10.0.0.0/8``)."""
+    """Hosts that may get the token in addition to the broker's own, if a root or a broker says that
+    it is served elsewhere: names, ``*.domain``, addresses and networks (``10.0.0.0/8``)."""
     connections: int = 256
     """At the same time; a claim that waits takes one."""
     connect_timeout_ms: int = 5_000

@@ -3,13 +3,13 @@
 A namespace and a topic are the queue ``namespace/topic``, made on first use, of the messages whose
 headers ``namespace`` and ``topic`` say so. Messages are acked by their id alone: that is taken to
 mean the latest claim of it, if that was made here by the same subject (the ``sub`` of the token).
-Ids can be guessed, so nobody finishes by one what another subject, or a client of ``/v1``, has
-claimed. If ``/dequeue`` is asked for ``receipts``, each message comes with one; with that it is
-exactly that claim, whoever shows it.
+Ids can be guessed, so an id alone never finishes what another subject, or a client of ``/v1``, has
+claimed. If ``/dequeue`` is asked for ``receipts``, each message comes with one: it stands for
+exactly that claim, and any caller who may consume from the queue can send it.
 
-A process that only publishes can make no queues. The one that serves them makes it when a topic
-is first asked for, from the beginning of the logs of such processes: so nothing is missed that was
-enqueued before. Its own log it need not go through: whoever enqueues there makes the queue first.
+A process that only publishes can make no queues. The process that serves them makes the queue of a
+topic when it is first asked for, from the beginning of the logs of such processes: so nothing is
+missed that was enqueued before. Its own log is left out: there ``/enqueue`` makes the queue first.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class TopicQueues:
         await self._ensure(inquiry.caller, namespace, topic)
         await self._check_confined(inquiry.caller, queue)
         consumer = _consumer(inquiry.caller)
-        assert isinstance(self._system, Engine)  # another one could not make the queue
+        assert isinstance(self._system, Engine)  # another system could not make the queue
         claimed = await self._system.claim(
             queue, limit, consumer=consumer, within=inquiry.work.allowance
         )
@@ -212,7 +212,7 @@ class TopicQueues:
 
     async def _make(self, caller: Caller, queue: str, namespace: str, topic: str) -> None:
         assert isinstance(self._system, Engine)
-        # Without tokens anybody can think up namespaces: then only all of them are a bound.
+        # Without tokens a client can invent namespaces: then the queues of all of them count.
         count = self._system.count_queues(namespace if caller.confines else None)
         if count >= self._broker.settings.max_topic_queues:
             raise _conflict(f"there are too many queues to make {queue}")
@@ -222,7 +222,7 @@ class TopicQueues:
                 await self._system.create_queue(queue, filter=filter.text, start="beginning")
             else:
                 await self._system.create_queue_after_others(queue, filter=filter.text)
-        except QueueExistsError:  # somebody else was first
+        except QueueExistsError:  # another request was first
             await self._system.get_queue(queue)
 
     # --- receipts ---------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class TopicQueues:
             raise _conflict(f"message {message_id} of {queue} is {entry.state}, and not leased")
         if entry.consumer != consumer:
             raise _conflict(
-                f"message {message_id} of {queue} was leased by another one: send its receipt"
+                f"message {message_id} of {queue} was leased by another consumer: send its receipt"
             )
         assert entry.attempts is not None
         assert entry.claimed_at_ms is not None
@@ -352,7 +352,7 @@ def routes(broker: Broker) -> Iterator[Route]:
     ):
         endpoint = Endpoint(broker, path, handler, gives_payloads=path == "/dequeue")
         route = Route(path, endpoint, methods=[method])
-        route.methods = {method}  # and not HEAD: whoever only looks must not claim anything
+        route.methods = {method}  # and not HEAD, which must not claim anything
         yield route
 
 

@@ -51,12 +51,12 @@ class Refusal(Exception):
         self.body = body
         self.headers = dict(headers or {})
         if body.retry_after_ms is not None:
-            # Whole seconds, rounded up: nobody is to come back too early.
+            # Whole seconds, rounded up, so that no client comes back too early.
             self.headers["Retry-After"] = str(-(-body.retry_after_ms // 1000))
 
 
 def refusal_of(error: OdqError) -> Refusal:
-    """How a client is told of an error of the system."""
+    """The answer to a client for an error of the system."""
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
     return Refusal(status, body_of(error))
 

@@ -1,4 +1,4 @@
-"""What a broker may be told. Everything has a limit."""
+"""The settings of a broker. Everything has a limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ServerSettings(BaseModel):
     insecure: bool = False
     """Listen on other addresses than this machine's own without asking for tokens."""
     open_metrics: bool = False
-    """Give ``/metrics`` to anybody; otherwise, with tokens, it takes an administrator's."""
+    """Give ``/metrics`` to any client; otherwise, with tokens, it takes an administrator's."""
 
     # --- retention ---
 
@@ -62,7 +62,7 @@ class ServerSettings(BaseModel):
     """How long a client may read nothing of an answer that waits for it."""
     max_unsent_bytes: Positive = 256 * 1024 * 1024
     """Of all answers together that are being made, or that clients have yet to read; no message is
-    read for which there is no room, and who asks gets a 503."""
+    read for which there is no room, and the request for it gets a 503."""
     idle_timeout_ms: Milliseconds = 75_000
     """How long a connection is kept between requests."""
     max_topic_queues: Positive = 10_000
@@ -83,11 +83,11 @@ class ServerSettings(BaseModel):
     """Whether to publish, to serve the queues, or both."""
 
     advertise: str | None = None
-    """The URL at which others reach this broker; where it listens, unless told."""
+    """The URL at which others reach this broker; where it listens, unless set."""
     takeover: bool = False
-    """Take the root from whoever serves it."""
+    """Take the root from the process that serves it."""
     standby: bool = False
-    """Wait until nobody serves the root, and take it over then."""
+    """Wait until no process serves the root, and take it over then."""
     owner_lease_ms: Annotated[int, Field(ge=100, le=3_600_000)] = DEFAULT_LEASE_MS
     """After so long a silence a standby takes over."""
 

@@ -1,7 +1,7 @@
-"""Where a client may go that was told of another address, and where it may take its token.
+"""Where a client may go when it is sent to another address, and where it may take its token.
 
-A file in a bucket, or a broker, says where a root is served. Whoever writes such a file, or answers
-in the place of a broker, must not get the token of a client for it, nor have it sent without TLS.
+A file in a bucket, or a broker, says where a root is served. An attacker who writes such a file, or
+answers in the place of a broker, must not get a client's token, nor have it sent without TLS.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _THIS_MACHINE: Final = frozenset(("localhost", "0.0.0.0", "::"))
 class TokenHosts:
     """The hosts that a client may take its token to: those that were named, or the usual ones.
 
-    Without any that is the host of the broker's own URL, on any port. Of a broker that was found
-    through a root, whose files anybody may have written who can write to the bucket, it is this
-    machine.
+    If none were named, that is the host of the broker's own URL, on any port. For a broker that was
+    found through a root it is this machine alone: the file that names the broker may come from
+    all who can write to the bucket.
     """
 
     def __init__(self, hosts: Iterable[str] | None, *, broker: str | None, token: bool) -> None:

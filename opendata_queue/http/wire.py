@@ -50,7 +50,7 @@ Many: TypeAlias = Annotated[list[T], Meta(max_length=MAX_BATCH)]
 
 
 class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an operation is asked. A name that is not known is a slip, and refused."""
+    """The arguments of an operation. A name that is not known is a mistake, and refused."""
 
 
 # --- publishing and reading -----------------------------------------------------------------------
@@ -158,7 +158,7 @@ class QueueNames(Struct, omit_defaults=True):
     """Whether there are more behind the last one of these (``after``)."""
 
 
-# --- looking into queues --------------------------------------------------------------------------
+# --- reading queues -------------------------------------------------------------------------------
 
 
 class FoundHistory(Struct):

@@ -102,14 +102,14 @@ def test_a_root_that_is_served_is_refused_and_says_by_whom(odq: Odq) -> None:
     with opendata_queue.open(odq.url, name="the broker"):
         complaint = odq("compact", code=1)
         assert "the broker" in complaint
-        assert "by itself; odq compact --space-only works beside it" in complaint
+        assert "by itself; odq compact --space-only can run meanwhile" in complaint
         assert odq.json("compact", "--dry-run")["removed"] == []
 
 
 def test_what_makes_no_sense_is_refused(odq: Odq, tmp_path: Path) -> None:
     assert "by itself" in odq("compact", "http://localhost:1", code=2)
     assert "pause" in odq("compact", "--every", "0s", code=2)
-    assert "looks once" in odq("compact", "--dry-run", "--every", "1h", code=2)
+    assert "runs once" in odq("compact", "--dry-run", "--every", "1h", code=2)
     assert "touches nothing" in odq("compact", "--dry-run", "--delete-when-done", code=2)
     assert "leave out --rewrite" in odq("compact", "--dry-run", "--rewrite", code=2)
     assert "odq init" in odq("compact", f"file://{tmp_path}/none", code=1)

@@ -53,7 +53,7 @@ def test_a_root_in_use_is_well_and_its_owner_is_not_disturbed(orders: Odq) -> No
 
 
 def test_an_owner_that_has_gone_is_told_from_one_that_is_there(orders: Odq) -> None:
-    assert found(orders.json("doctor"), "owner")["found"].startswith("nobody: ")
+    assert found(orders.json("doctor"), "owner")["found"].startswith("none: ")
 
 
 def test_a_root_on_s3_is_well(new_s3_root: NewRoot) -> None:

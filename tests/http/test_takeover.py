@@ -231,7 +231,7 @@ def test_a_root_that_nobody_serves_can_not_be_connected_to(tmp_path: Path) -> No
     root = f"file://{tmp_path}/root"
     opendata_queue.open(root).close()
 
-    with pytest.raises(StoreUnavailableError, match=f"nobody serves {root}: start a broker"):
+    with pytest.raises(StoreUnavailableError, match=f"no broker serves {root}: start one with"):
         opendata_queue.connect(root)
 
 

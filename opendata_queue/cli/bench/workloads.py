@@ -209,13 +209,13 @@ class _Bench:
         def publish(number: int) -> None:
             if not failures:
                 new = self._new(range(number, number + 1))
-                with _told(f"publish message {number}"):
+                with _attempting(f"publish message {number}"):
                     self._system.publish_many(new, timeout_ms=ANSWER_MS)
 
         def consume() -> None:
             deadline = began + self._seconds + WAIT_MS / 1e3
             while len(numbers) < count and not failures and self._now() < deadline:
-                with _told("claim messages"):
+                with _attempting("claim messages"):
                     messages = self._system.claim(
                         self._queue, 100, wait_ms=200, timeout_ms=200 + ANSWER_MS
                     )
@@ -225,13 +225,13 @@ class _Bench:
                     found.calls.append(now - began - number / _PER_SECOND)
                 if messages:
                     found.seconds = now - began
-                    with _told("ack messages"):
+                    with _attempting("ack messages"):
                         self._system.ack(self._queue, *messages, timeout_ms=ANSWER_MS)
 
         def watched(work: Callable[..., None], *args: int) -> None:
             try:
                 work(*args)
-            except Exception as error:  # of whatever thread: the first one ends it all
+            except Exception as error:  # of any thread: the first one ends the run
                 failures.append(error)
 
         with ThreadPoolExecutor(_PUBLISHERS) as publishers, ThreadPoolExecutor(1) as consumer:
@@ -249,8 +249,8 @@ class _Bench:
 
 
 @contextlib.contextmanager
-def _told(doing: str) -> Iterator[None]:
-    """Say what could not be done."""
+def _attempting(doing: str) -> Iterator[None]:
+    """Let an error say what was attempted."""
     try:
         yield
     except TimedOutError as error:

@@ -88,12 +88,12 @@ async def _all(checks: AsyncIterator[Finding], as_json: bool) -> list[Finding]:
 
 
 async def _to_the_end(checks: AsyncIterator[Finding]) -> AsyncIterator[Finding]:
-    """The findings; what breaks a check off is one too."""
+    """The findings; an error that ends the checks becomes one, too."""
     try:
         async for finding in checks:
             yield finding
     except (OdqError, EncodingError) as error:
-        yield fail("reading", str(error), "look at it with `odq inspect`, and report it")
+        yield fail("reading", str(error), "read the rows with `odq inspect`, and report it")
 
 
 def _print(console: Console, finding: Finding) -> None:

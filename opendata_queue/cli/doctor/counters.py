@@ -24,7 +24,7 @@ _TRIES: Final = 3
 
 
 async def check_counters(root: LiveRoot) -> list[Finding]:
-    """Compare them in queues that are small enough; of the others only say that they are not."""
+    """Compare them in queues that are small enough, and count the other queues."""
     compared, too_large = 0, 0
     findings = []
     for queue_id in await root.queue_ids():
@@ -39,7 +39,7 @@ async def check_counters(root: LiveRoot) -> list[Finding]:
                 fail(
                     "counters",
                     f"queue {name}: {difference}",
-                    "stop its owner and look again; if it stays so, keep a copy of the root and "
+                    "stop its owner and check again; if it stays so, keep a copy of the root and "
                     "report it",
                 )
             )
@@ -51,7 +51,7 @@ async def check_counters(root: LiveRoot) -> list[Finding]:
 
 
 async def _difference(root: LiveRoot, queue_id: bytes) -> str | None:
-    """What differs, and empty if nothing does; none for a queue that is too large."""
+    """What differs: empty if nothing does, none for a queue that is too large."""
     difference: str | None = ""
     for _ in range(_TRIES):
         # Its owner may have committed between our reads.

@@ -65,21 +65,21 @@ async def check_deep(objects: Objects, clock: Clock, progress: Progress) -> Asyn
     try:
         jobs = await check.uncommitted_jobs()
     except OdqError as error:
-        yield fail("bulk jobs", str(error), "mend what is above, and look again")
+        yield fail("bulk jobs", str(error), "mend what is above, and check again")
         return
     yield _bulk_jobs(jobs)
     if check.damaged:
         yield warn(
             "left out",
             f"references in {', '.join(sorted(check.damaged)[:_JOBS_SHOWN])} were not checked",
-            "mend what is damaged there, and look again",
+            "mend what is damaged there, and check again",
         )
 
 
 async def _findings(
     name: str, problems: AsyncIterator[Problem], summary: Callable[[], str]
 ) -> AsyncIterator[Finding]:
-    """Problems as they come; one that keeps the rest from being read is one, too."""
+    """Problems as they are found; an error that ends the check becomes a finding, too."""
     count = 0
     try:
         async for problem in problems:
@@ -87,7 +87,7 @@ async def _findings(
             if count <= _SHOWN:
                 yield _finding(name, problem)
     except OdqError as error:
-        yield fail(name, str(error), "mend what is above, and look again")
+        yield fail(name, str(error), "mend what is above, and check again")
         return
     if count > _SHOWN:
         yield fail(name, f"{count - _SHOWN:,} more are wrong", "mend these first")

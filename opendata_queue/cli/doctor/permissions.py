@@ -13,7 +13,7 @@ def check_permissions(location: Location) -> Finding:
     folder = location.folder
     others = readable_by(folder)
     if not others:
-        return ok(_CHECK, "nobody but its owner can read the root's folder")
+        return ok(_CHECK, "only its owner can read the root's folder")
     return warn(
         _CHECK,
         f"{others} can read {folder}, with all messages and the secret of its receipts",

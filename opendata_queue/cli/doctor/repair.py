@@ -65,7 +65,7 @@ def repair(
 
     Restore the files from a backup if there is one: this is for when there is none. Files that
     can't be used are set aside in a folder `torn`, and nothing is removed. Messages that they held
-    are lost. It refuses a root that somebody serves, and no other command does this by itself.
+    are lost. It refuses a root that is served, and no other command does this by itself.
 
     Examples:
       odq doctor --deep file:///var/lib/queues
@@ -74,7 +74,7 @@ def repair(
     target = url_of(store, url)
     location = root_location(target)
     if location.kind is StoreKind.FILE and not location.folder.is_dir():
-        raise StoreAccessError(f"there is no root at {target}: look for a mistake in the path")
+        raise StoreAccessError(f"there is no root at {target}: check the path")
     clock = SystemClock()
     run(_refuse_served(objects_at(target), clock))
     found = run(_all_problems(objects_at(target), clock))
@@ -111,7 +111,7 @@ async def _roles(objects: Objects) -> list[str]:
 
 
 async def _all_problems(objects: Objects, clock: Clock) -> list[Problem]:
-    """All that is wrong, those things included that no repair brings back."""
+    """All problems, also those that no repair can undo."""
     check = RootCheck(objects, clock, note)
     found = [*await _descriptor_problems(objects)]
     parts = (
@@ -204,7 +204,7 @@ class _Repair:
         elif folder == LIVE_SHARDS_FOLDER:
             await self._files.restore(int(stem), now_ms=self._clock.now_ms())
         else:
-            return  # of a job that can't be known any more
+            return  # its job can't be known any more
         self._done.made_again.append(path)
 
     async def _repair_live(self, path: str) -> None:
@@ -216,9 +216,9 @@ class _Repair:
             self._ownership.forget_durable(role)
 
     async def _lacks_its_end(self, path: str, acknowledged: int) -> bool:
-        """Whether all else is well by now, and an open would still miss the end.
+        """Whether the end is missing, and all else is whole by now.
 
-        Where something could not be mended, the end is judged when that was restored.
+        If something could not be mended, the end is checked after that was restored.
         """
         if await check_database(self._objects, path, deep=False):
             return False

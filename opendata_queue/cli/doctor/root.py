@@ -37,7 +37,7 @@ _SKEW_MS: Final = 2_000
 async def check_root(
     url: str, clock: Clock, *, read_only: bool, deep: bool
 ) -> AsyncIterator[Finding]:
-    """One finding after the other; after one that makes the rest pointless there are no more."""
+    """One finding after the other, up to one that makes the remaining checks pointless."""
     try:
         location = root_location(url)
     except StoreAccessError as error:
@@ -159,12 +159,12 @@ async def _check_owner(objects: Objects, clock: Clock) -> tuple[Finding, bool]:
     """Who serves it, as far as the store knows, and whether it is alive."""
     tenure = await OwnerFiles(objects, QUEUES_ROLE).newest()
     if tenure is None:
-        return ok("owner", "nobody has served it yet"), False
+        return ok("owner", "no process has served it yet"), False
     if tenure.owner is None or tenure.last_sign_at is None:
         advice = "the next one to open it with takeover=True takes over"
         return warn("owner", f"the file of epoch {tenure.epoch} is damaged", advice), False
     if tenure.released:
-        return ok("owner", f"nobody: {tenure.owner} has given it up"), False
+        return ok("owner", f"none: {tenure.owner} has given it up"), False
     silent_ms = max(0, clock.now_ms() - tenure.last_sign_at)
     if silent_ms > tenure.lease_ms + _SKEW_MS:
         silence = f"{tenure.owner} is silent for {duration_text(silent_ms)}"
@@ -197,7 +197,7 @@ async def _check_database(root: LiveRoot, path: str) -> Finding:
     try:
         database = await root.database(path)
     except OdqError as error:
-        return fail(path, str(error), "look whether its files are all there and can be read")
+        return fail(path, str(error), "check that its files are all there and can be read")
     if database is None:
         return warn(path, "there is no database yet", "it is made when the root is first opened")
     return ok(path, "can be read")

@@ -21,7 +21,7 @@ _SKEW_MS: Final = 2_000  # a Date has whole seconds
 
 
 async def check_server(url: str, token: str | None, clock: Clock) -> AsyncIterator[Finding]:
-    """One finding after the other; after one that makes the rest pointless there are no more."""
+    """One finding after the other, up to one that makes the remaining checks pointless."""
     finding, date = await asyncio.to_thread(_healthy, url.rstrip("/"))
     yield finding
     if finding.level is Level.FAIL:

@@ -222,7 +222,7 @@ class RootCheck:
     async def uncommitted_jobs(self) -> dict[str, int]:
         """Jobs that have filled shards and that no commit names, and how many shards.
 
-        They are running, or were given up, or their commit was lost: these look the same.
+        They are running, or were given up, or their commit was lost: the files don't show which.
         """
         committed = set(await self._commits.jobs())
         found: dict[str, int] = {}

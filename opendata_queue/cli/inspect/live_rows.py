@@ -36,7 +36,7 @@ from opendata_queue.store import DatabaseReader, Objects
 QUEUES: Final = QUEUES_PATH
 MAX_QUEUES: Final = 256
 _FIRST_ROW: Final = JOURNAL_STATE_KEY + b"\x00"
-"""Not before the row that a database has for its journal (RFC 0013), which is no record."""
+"""Behind the row that a database has for its journal (RFC 0013), which is no record."""
 _ONE_OF_EACH: Final[tuple[type[QueueKey], ...]] = (
     QueueConfigKey,
     QueueOptionsKey,

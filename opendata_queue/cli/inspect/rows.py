@@ -66,7 +66,7 @@ ShowAll = Annotated[
 def inspect_hex(
     key: HexKey, value: HexValue, as_json: AsJson = False, show_all: ShowAll = False
 ) -> None:
-    """Decode a row: its key tells what the value is.
+    """Decode a row: its key says what the value is.
 
     Exits with 1 if the row is broken, and says where.
 

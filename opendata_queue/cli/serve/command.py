@@ -24,7 +24,7 @@ def serve(
         Role,
         typer.Option(
             envvar="ODQ_ROLE",
-            help="all: publish and serve queues. ingest: publish only, beside any number of "
+            help="all: publish and serve queues. ingest: publish only, next to any number of "
             "others. queues: serve the queues of what ingest processes publish.",
         ),
     ] = Role.ALL,
@@ -90,8 +90,8 @@ def serve(
         int,
         typer.Option(
             envvar="ODQ_MAX_UNSENT_BYTES",
-            help="Of all answers together that are made, or wait to be read; beyond that who asks "
-            "for messages gets 503.",
+            help="Of all answers together that are made, or wait to be read; beyond that, "
+            "requests for messages get 503.",
         ),
     ] = 256 * 1024 * 1024,
     shutdown_timeout_ms: Annotated[
@@ -109,10 +109,11 @@ def serve(
     """Own a root, and offer it over HTTP until SIGTERM or SIGINT.
 
     The API is described at /docs. Without a secret or key for tokens only this machine may
-    connect. Exits with 0 when it was told to stop, and with 1 when it can't go on.
+    connect. Exits with 0 after a signal, and with 1 when it can't go on.
 
     Several processes can share the work: as many as needed with --role ingest, and one with
-    --role queues, or odq tailer. Each asks the others' clients to go where they are served.
+    --role queues, or odq tailer. Each sends clients on to the process that serves what they ask
+    for.
 
     Example: odq serve --store file:///var/lib/orders --port 8080
     """

@@ -32,10 +32,10 @@ JwtKeyFile = Annotated[
     ),
 ]
 JwtAudience = Annotated[
-    str | None, typer.Option(envvar="ODQ_JWT_AUDIENCE", help="Whom tokens must be meant for.")
+    str | None, typer.Option(envvar="ODQ_JWT_AUDIENCE", help="The audience that tokens must name.")
 ]
 JwtIssuer = Annotated[
-    str | None, typer.Option(envvar="ODQ_JWT_ISSUER", help="Who must have made tokens.")
+    str | None, typer.Option(envvar="ODQ_JWT_ISSUER", help="The issuer that tokens must name.")
 ]
 Advertise = Annotated[
     str | None,
@@ -47,11 +47,13 @@ Advertise = Annotated[
 ]
 Standby = Annotated[
     bool,
-    typer.Option("--standby", envvar="ODQ_STANDBY", help="Wait until nobody serves it, then do."),
+    typer.Option(
+        "--standby", envvar="ODQ_STANDBY", help="Wait until no process serves it, then serve it."
+    ),
 ]
 Takeover = Annotated[
     bool,
-    typer.Option("--takeover", help="Take it from whoever serves it; not with --standby."),
+    typer.Option("--takeover", help="Take it from the process that serves it; not with --standby."),
 ]
 OwnerLeaseMs = Annotated[
     int,

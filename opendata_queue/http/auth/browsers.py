@@ -1,6 +1,6 @@
 """Requests of web pages that a browser on the same machine happens to show.
 
-A broker without tokens trusts whoever reaches it, and any page can make a browser send a ``GET``
+A broker without tokens trusts all that reaches it, and any page can make a browser send a ``GET``
 there. Browsers say where such a request comes from, and other clients say nothing of the kind.
 A page may also let its own name point to this machine (DNS rebinding): then the request is the
 page's own to the browser, and only its ``Host`` shows that it was not meant for the broker.

@@ -41,10 +41,10 @@ _POINT_BYTES: Final = {65: SECP256R1(), 97: SECP384R1(), 133: SECP521R1()}
 
 
 def refuse_what_is_no_secret(key: str) -> None:
-    """Refuse what others know: with a public key as the secret, anybody could sign."""
+    """Refuse what others know: with a public key as the secret, all who know it could sign."""
     if _PLACEHOLDERS.search(key):
         raise InvalidInputError(
-            "the secret for tokens is the placeholder of an example, which everybody knows: "
+            "the secret for tokens is the placeholder of an example, which is public: "
             "make one with `openssl rand -base64 48`"
         )
     if _is_known(key, _NESTED):

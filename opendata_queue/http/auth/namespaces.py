@@ -29,7 +29,7 @@ from opendata_queue.log.checks import NAMESPACE_HEADER
 from opendata_queue.model.messages import NewMessage
 
 IMPLIED: Final[Mapping[Action, Action]] = {"consume": "view"}
-"""What a token may do beside what it says: tokens of release 0.1 know no ``view``."""
+"""What a token may do in addition to what it says: tokens of release 0.1 know no ``view``."""
 _FILTERS_KEPT: Final = 4_096
 
 
@@ -99,7 +99,7 @@ class Caller:
         return filter if given is None else given
 
     def check_confined(self, queue: str, filter: str) -> None:
-        """Refuse a queue that was made without tokens, and may hold anybody's messages."""
+        """Refuse a queue that was made without tokens, and may hold messages of any namespace."""
         namespace = namespace_of(queue)
         if self.namespaces is None or namespace is None:
             return
@@ -110,7 +110,7 @@ class Caller:
             )
 
 
-def everybody(actions: Collection[Action] = ACTIONS) -> Caller:
+def unrestricted_caller(actions: Collection[Action] = ACTIONS) -> Caller:
     """The caller of a broker that asks for no tokens."""
     return Caller(namespaces=None, actions=frozenset(actions), confines=False)
 

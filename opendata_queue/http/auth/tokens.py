@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from opendata_queue.http.auth.browsers import is_loopback
 from opendata_queue.http.auth.key_checks import refuse_what_is_no_secret
-from opendata_queue.http.auth.namespaces import Caller, allowed_by, everybody
+from opendata_queue.http.auth.namespaces import Caller, allowed_by, unrestricted_caller
 from opendata_queue.http.refusals import Refusal, unauthorized
 from opendata_queue.http.settings import ServerSettings
 from opendata_queue.model.clock import Clock
@@ -30,17 +30,17 @@ _LAST_SECOND: Final = 253_402_300_799
 
 
 class Gate:
-    """Lets callers in: anybody, or those with a valid token."""
+    """Lets callers in: all of them, or those with a valid token."""
 
     def __init__(self, settings: ServerSettings, clock: Clock) -> None:
         self._clock = clock
         self._tokens = None if settings.jwt_key is None else _Tokens(settings)
-        self._anybody = everybody()
+        self._unrestricted = unrestricted_caller()
 
     def caller(self, authorization: str | None) -> Caller:
-        """Who sent a request with this ``Authorization`` header; a ``Refusal`` if nobody."""
+        """Who sent a request with this ``Authorization``; a ``Refusal`` without a valid token."""
         if self._tokens is None:
-            return self._anybody
+            return self._unrestricted
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise unauthorized("a token is needed: send Authorization: Bearer …")
@@ -55,8 +55,8 @@ class _Tokens:
         self._key = settings.jwt_key.strip()
         self._audience = settings.jwt_audience
         self._issuer = settings.jwt_issuer
-        # What a token says of its own algorithm is not believed: a public key that were taken
-        # for a shared secret would let anybody sign.
+        # What a token says of its own algorithm is not believed: if a public key were taken for
+        # a shared secret, all who know it could sign.
         self._algorithms = [_algorithm(self._key)]
         self._known: OrderedDict[str, tuple[Caller, dict[str, Any]]] = OrderedDict()
 
@@ -98,7 +98,7 @@ class _Tokens:
         ) as error:
             raise unauthorized(f"the token is not valid: {error}") from error
         if self._audience is None and "aud" in claims:
-            # Somebody else's, who trusts the same key.
+            # It was made for another service that trusts the same key.
             raise unauthorized("the token is for an audience, and this broker was not given one")
         return claims
 

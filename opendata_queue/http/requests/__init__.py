@@ -1,1 +1,1 @@
-"""One request, from its bytes to the bytes of its answer, whatever the protocol."""
+"""One request, from its bytes to the bytes of its answer, in any protocol."""

@@ -1,6 +1,6 @@
 """What is logged of clients that send nonsense: some of it, and how much was left out.
 
-Anybody who reaches a broker can make it refuse something, as often as they like.
+Any client that reaches a broker can make it refuse something, as often as it likes.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _STEP_BYTES: Final = 1024 * 1024
 _SCAN_BYTES: Final = 64 * 1024
 _STEP_VALUES: Final = 5_000
 _VALUE_BYTES: Final = 100
-"""What a value becomes in memory, beside its own bytes."""
+"""What a value takes in memory, in addition to its own bytes."""
 
 _FIELDS_OF_A_MESSAGE: Final = 8
 _RETRY_AFTER_MS: Final = 1_000

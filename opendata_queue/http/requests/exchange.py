@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from opendata_queue.http.auth.browsers import PageCheck
-from opendata_queue.http.auth.namespaces import Caller, everybody
+from opendata_queue.http.auth.namespaces import Caller, unrestricted_caller
 from opendata_queue.http.auth.tokens import Gate
 from opendata_queue.http.errors import ErrorBody
 from opendata_queue.http.refusals import Refusal, come_back, invalid, no_room_to_answer, refusal_of
@@ -163,7 +163,7 @@ class Endpoint:
         except Disconnected:
             status = _CLIENT_GONE
         finally:
-            # The loop writes at the end of its turn, and what is left then counts as not read yet.
+            # The loop writes at the end of its turn; what is left then counts as not read yet.
             if work.allowance.taken_bytes > _COUNTED_ANSWER_BYTES:
                 loop.call_soon(work.allowance.give_back)
             else:
@@ -202,7 +202,9 @@ class Endpoint:
             check_repeated(scope["headers"])
         broker.pages.check(headers)
         caller = (
-            everybody() if self._open_to_all else broker.gate.caller(headers.get(b"authorization"))
+            unrestricted_caller()
+            if self._open_to_all
+            else broker.gate.caller(headers.get(b"authorization"))
         )
         work.has_token = broker.settings.uses_tokens and not self._open_to_all
         if self._gives_payloads and broker.answers.is_full:
@@ -225,7 +227,7 @@ class Endpoint:
             share.give_back()
 
     def _is_logged(self, status: int, work: Work) -> bool:
-        """Each one, but what anybody can have refused as often as they like."""
+        """All are, except some of the refused ones without a token, which any client can repeat."""
         refused = 400 <= status < 500 and status != _CLIENT_GONE
         return work.has_token or not refused or self._broker.bad_requests.admits_refused()
 

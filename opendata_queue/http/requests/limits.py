@@ -19,11 +19,11 @@ _BUCKETS_KEPT: Final = 10_000
 _WHOLE_BODY_FACTOR: Final = 4
 _LONGEST_NUMBER: Final = 20
 _CHUNK_BYTES: Final = 100
-"""What each part of a body takes beside its bytes."""
+"""What each part of a body takes in addition to its bytes."""
 
 
 class Disconnected(Exception):
-    """The client has gone: nobody waits for an answer."""
+    """The client has gone, and needs no answer."""
 
 
 async def read_body(
@@ -97,8 +97,8 @@ def _closing(refusal: Refusal) -> Refusal:
 class RateLimits:
     """A bucket of tokens for each namespace.
 
-    Whoever finds a token left may take as many as they need, and the next ones wait until that is
-    made up for: a batch larger than the bucket is possible, only not often.
+    A request that finds a token left may take as many as it needs. The next ones wait until these
+    are made up for: a batch larger than the bucket is possible, but not often.
     """
 
     def __init__(self, settings: ServerSettings, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STATES: Final = ("available", "delayed", "in_flight", "done", "failed", "expire
 class Metrics:
     """Counts what a broker does. Each broker has a registry of its own.
 
-    Requests and messages are counted as they come; all else is looked up when it is asked for.
+    Requests and messages are counted as they come; all else is read when it is asked for.
     ``figures`` gives those of the engine and its store.
     """
 
@@ -78,7 +78,7 @@ class Metrics:
             count = system.count_queues() if isinstance(system, Engine) else len(shown)
         except OtherRoleError:  # it publishes, and others serve the queues
             shown, count = [], 0
-        self._queues.seen = await _look_at(system, shown)
+        self._queues.seen = await _stats_of(system, shown)
         self._queues.left_out = count - len(shown)
         return generate_latest(self.registry)
 
@@ -114,7 +114,7 @@ class RouteMetrics:
         self._seconds.observe(seconds)
 
 
-async def _look_at(system: AsyncSystem, names: Iterable[str]) -> list[tuple[str, QueueStats]]:
+async def _stats_of(system: AsyncSystem, names: Iterable[str]) -> list[tuple[str, QueueStats]]:
     seen = []
     for name in names:
         try:
@@ -142,7 +142,7 @@ class _Queues(Collector):
         )
         replaying = GaugeMetricFamily(
             "odq_queue_replaying_messages",
-            "How much of the log is still to be looked at for a queue that begins in the past.",
+            "How much of the log is still to be read for a queue that begins in the past.",
             labels=["queue"],
         )
         for name, stats in self.seen:
@@ -162,7 +162,7 @@ class _Figures(Collector):
         self._figures = figures
 
     def describe(self) -> Iterable[Metric]:
-        return []  # so that nothing is looked up when it is registered
+        return []  # so that nothing is read when it is registered
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}

@@ -51,7 +51,7 @@ Handler = Callable[[Caller, Any, "Work"], Awaitable[Any]]
 
 
 class Work:
-    """One request under way: what its handler may want to know beside its arguments."""
+    """One request under way: what its handler needs in addition to its arguments."""
 
     __slots__ = ("allowance", "disconnected", "has_token", "message_ids", "trace")
 
@@ -150,7 +150,7 @@ class Operations:
 
     async def read(self, caller: Caller, asked: Any, work: Work) -> list[StoredMessage | None]:
         self._check_batch(asked.message_ids)
-        self._look(caller)
+        self._charge(caller)
         ids = [*map(wire.id_of, asked.message_ids)]
         once = [*dict.fromkeys(ids)]
         found = await self._system.read_within(once, work.allowance)
@@ -200,7 +200,7 @@ class Operations:
     async def list_queues(
         self, caller: Caller, asked: wire.ListQueues, work: Work
     ) -> wire.QueueNames:
-        self._look(caller)
+        self._charge(caller)
         limit = asked.limit or wire.MAX_BATCH
         names: list[str] = []
         # Of other namespaces nothing is read: there may be many queues in them.
@@ -217,7 +217,7 @@ class Operations:
         _take(work, sum(map(len, names)) + _ENTRY_BYTES * len(names))
         return wire.QueueNames(queues=names, more=more)
 
-    # --- looking into queues ----------------------------------------------------------------------
+    # --- reading queues ---------------------------------------------------------------------------
 
     async def peek(self, caller: Caller, asked: Any, work: Work) -> list[PeekedMessage]:
         await self._enter(caller, asked.queue)
@@ -227,7 +227,7 @@ class Operations:
         return messages
 
     async def history(self, caller: Caller, asked: Any, work: Work) -> MessageHistory | None:
-        self._look(caller)
+        self._charge(caller)
         _take(work, _most_bytes("failed", MAX_HISTORY_QUEUES))
         found = await self._system.history(wire.id_of(asked.message_id))
         work.allowance.give_back()
@@ -341,21 +341,21 @@ class Operations:
 
     # --- may they? --------------------------------------------------------------------------------
 
-    def _look(self, caller: Caller) -> None:
-        """Charge a request that is about no queue to the namespaces that the caller may look into.
+    def _charge(self, caller: Caller) -> None:
+        """Charge a request that names no queue to the namespaces that the caller may read.
 
-        Whoever may look into all of them is charged where queues without a namespace are.
+        A caller who may read all of them is charged where queues without a namespace are.
         """
         for namespace in sorted(caller.namespaces or [""]):
             self._rates.take(namespace)
 
     def _enter_new(self, caller: Caller, queue: str) -> None:
-        """Check that a caller may have something to do with a queue, whether or not it is there."""
+        """Check that a caller may use a queue of this name, whether or not it is there."""
         caller.check_queue(queue)
         self._rates.take(namespace_of(queue) or "")
 
     async def _enter(self, caller: Caller, queue: str) -> QueueInfo:
-        """Check that a caller may look into a queue."""
+        """Check that a caller may use a queue, which must be there."""
         self._enter_new(caller, queue)
         info = await self._system.get_queue(queue)
         caller.check_confined(queue, info.filter)

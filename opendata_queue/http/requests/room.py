@@ -8,15 +8,15 @@ from collections.abc import Callable
 class Room:
     """So many bytes, and how many of them are taken."""
 
-    def __init__(self, limit_bytes: int, beside: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, limit_bytes: int, elsewhere: Callable[[], int] = lambda: 0) -> None:
         self._limit_bytes = limit_bytes
-        self._beside = beside
-        """What is held elsewhere, and counts, too."""
+        self._elsewhere = elsewhere
+        """The bytes that are held elsewhere, which count, too."""
         self.taken_bytes = 0
 
     @property
     def used_bytes(self) -> int:
-        return self.taken_bytes + self._beside()
+        return self.taken_bytes + self._elsewhere()
 
     @property
     def is_full(self) -> bool:
@@ -28,7 +28,7 @@ class Room:
         One that is alone, with nothing taken but its ``own_bytes``, may have what it needs:
         otherwise there would be no way to serve it.
         """
-        used_bytes = self.taken_bytes + self._beside()
+        used_bytes = self.taken_bytes + self._elsewhere()
         if used_bytes > own_bytes and used_bytes + size_bytes > self._limit_bytes:
             return False
         self.taken_bytes += size_bytes

@@ -1,4 +1,4 @@
-"""W3C trace context: what a publish comes with is handed to whoever claims the message."""
+"""W3C trace context: what a publish comes with is handed to the consumer of the message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORM: Final = re.compile(
 _LONGEST_STATE: Final = 512
 _MOST_HEADERS: Final = 255
 _MOST_CHARACTERS: Final = MAX_HEADERS_BYTES // 4 - 2 * _LONGEST_STATE
-"""Of headers that surely have room for a trace, whatever their characters are in UTF-8."""
+"""Of headers that surely have room for a trace, however long their characters are in UTF-8."""
 
 Trace = dict[str, str]
 

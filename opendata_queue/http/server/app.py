@@ -37,7 +37,7 @@ def make_app(broker: Broker) -> FastAPI:
 class Shortcut:
     """Takes requests straight to their endpoints, past the framework's layers.
 
-    The routes have no parameters in their paths, so that a look-up finds them; all else, the
+    The routes have no parameters in their paths, so that one look-up finds them; all else, the
     documentation and what is not there, is for the framework.
     """
 

@@ -13,7 +13,7 @@ except ImportError:  # there is no such limit on Windows
 logger = logging.getLogger(__name__)
 
 _FOR_OTHERS: Final = 512
-"""Files of the store, and whatever else a process has open."""
+"""Files of the store, and all else that a process has open."""
 
 
 def make_room_for(connections: int) -> None:

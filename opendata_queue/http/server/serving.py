@@ -35,7 +35,7 @@ from opendata_queue.systems.ingest import Ingest
 logger = logging.getLogger(__name__)
 
 _BACKLOG: Final = 2_048
-_LOOK_MS: Final = 1_000
+_CHECK_MS: Final = 1_000
 _LOOK_AT_REQUESTS_SECONDS: Final = 0.1
 
 Announce = Callable[[str], None]
@@ -92,7 +92,8 @@ async def _serve(
                 if system is not None:
                     await _serve_system(system, settings, clock, listening, announce, signals)
                 return
-        listening = _bind(settings)  # another one was faster: nobody is listened to here
+        # Another process was faster: take the address again, without listening.
+        listening = _bind(settings)
 
 
 async def _vacancy(
@@ -108,13 +109,13 @@ def _check_together(settings: ServerSettings) -> None:
     """Refuse what does not go together, before anything is waited for."""
     if settings.role is Role.INGEST and (settings.standby or settings.takeover):
         raise StoreAccessError(
-            "an ingest process takes a shard that is free, and nobody's place: start it without "
+            "an ingest process takes a free shard, and no other process's place: start it without "
             "--standby and --takeover"
         )
     if settings.standby and settings.takeover:
         raise StoreAccessError(
-            "a standby waits until nobody serves the root, and --takeover does not wait: start it "
-            "with --standby or --takeover, not both"
+            "a standby waits until no process serves the root, and --takeover does not wait: start "
+            "it with --standby or --takeover, not both"
         )
 
 
@@ -199,7 +200,7 @@ async def _tail(
             engine = await _unless_stopped(opening, stop)
         except OwnedError:
             if settings.standby:
-                continue  # another one was faster
+                continue  # another process was faster
             raise
         if engine is None:
             return
@@ -221,7 +222,7 @@ async def _tail(
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
-    """Wait for something, or until it is to stop: then it is undone, and there is nothing."""
+    """The result of ``work``; if ``stop`` is set first, the work is undone, and there is none."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -241,7 +242,7 @@ class _Signals:
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.stop_now = asyncio.Event()
-        """Set by a second one: somebody is out of patience."""
+        """Set by a second signal: work that is under way is not waited for."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._note)
 
@@ -254,7 +255,7 @@ async def _until_it_fails(engine: ServedSystem, stop: asyncio.Event) -> None:
     while not stop.is_set():
         await engine.list_queues(limit=1)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_MS / 1000):
+            async with asyncio.timeout(_CHECK_MS / 1000):
                 await stop.wait()
 
 
@@ -272,7 +273,7 @@ async def _serve_system(
     try:
         server = Server(broker)
         broker.on_failure = server.stop
-        stopping = asyncio.create_task(server.stop_when_told(signals))
+        stopping = asyncio.create_task(server.stop_on_signals(signals))
         announce(f"listening on {_address(listening)}")
         await server.serve(sockets=[listening])
     finally:
@@ -299,7 +300,7 @@ async def _close(engine: ServedSystem, settings: ServerSettings) -> None:
 
 
 def _bind(settings: ServerSettings) -> socket.socket:
-    """Take the address, and listen to nobody yet: who connects is refused."""
+    """Take the address without listening yet: connections are refused."""
     with _listening_errors(settings.host, settings.port), contextlib.ExitStack() as undone:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
         address = found[0][4][:2]
@@ -307,7 +308,7 @@ def _bind(settings: ServerSettings) -> socket.socket:
         if bound.family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
-            bound.bind(address)  # for us alone, before anybody listens
+            bound.bind(address)  # for us alone, even before we listen
         except OSError:
             # Perhaps only connections of an earlier process are in the way, about to end.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -319,7 +320,7 @@ def _bind(settings: ServerSettings) -> socket.socket:
 def _listen(bound: socket.socket) -> None:
     host, port = bound.getsockname()[:2]
     with _listening_errors(host, port):
-        # Connections must not keep the address from whoever comes after us.
+        # Our connections must not keep the address from the next process.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.listen(_BACKLOG)
 
@@ -348,7 +349,7 @@ def _configuration(broker: Broker, connections: Connections) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         date_header=False,
-        proxy_headers=False,  # nobody asks where a request comes from
+        proxy_headers=False,  # where a request comes from is never asked
         timeout_graceful_shutdown=max(1, settings.shutdown_timeout_ms // 1000),
     )
 
@@ -370,7 +371,7 @@ class Server(uvicorn.Server):
         """Leave the signals alone: uvicorn would raise them again when all is done."""
         yield
 
-    async def stop_when_told(self, signals: _Signals) -> None:
+    async def stop_on_signals(self, signals: _Signals) -> None:
         await signals.stop.wait()
         self.stop()
         await signals.stop_now.wait()
