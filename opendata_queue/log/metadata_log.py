@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable
 from typing import Protocol
 
 from odq_encodings import (
@@ -48,7 +48,7 @@ class Log(Protocol):
 
     def chunks(
         self, names: Names, from_sequence: int = 0, *, limit: int | None = None
-    ) -> AsyncIterator[LogChunk]: ...
+    ) -> AsyncGenerator[LogChunk]: ...
 
     def scan(
         self, from_sequence: int = 0, *, limit: int | None = None
@@ -64,7 +64,7 @@ class MetadataLog:
     async def scan(
         self, from_sequence: int = 0, *, limit: int | None = None
     ) -> AsyncIterator[list[MessageMetadata]]:
-        """The entries from ``from_sequence`` on, in chunks of up to 1,000."""
+        """The entries from ``from_sequence`` on, in chunks of up to 1,000, fewer of large ones."""
         start = encode_metadata_log_key(from_sequence)
         end = encode_metadata_log_key(_LAST_SEQUENCE)
         async for chunk in self._database.scan(start, end, limit=limit):
@@ -72,7 +72,7 @@ class MetadataLog:
 
     async def chunks(
         self, names: Names, from_sequence: int = 0, *, limit: int | None = None
-    ) -> AsyncIterator[LogChunk]:
+    ) -> AsyncGenerator[LogChunk]:
         """``scan`` by column, without an object for any entry."""
         start = encode_metadata_log_key(from_sequence)
         end = encode_metadata_log_key(_LAST_SEQUENCE)

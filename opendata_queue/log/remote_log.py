@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TypeVar
 
 from odq_encodings import MessageMetadata
@@ -27,14 +27,13 @@ class FollowedLog:
         async for chunk in self._scan(lambda log: log.scan(from_sequence, limit=limit)):
             yield chunk
 
-    async def chunks(
+    def chunks(
         self, names: Names, from_sequence: int = 0, *, limit: int | None = None
-    ) -> AsyncIterator[LogChunk]:
-        """The same by column."""
-        async for chunk in self._scan(lambda log: log.chunks(names, from_sequence, limit=limit)):
-            yield chunk
+    ) -> AsyncGenerator[LogChunk]:
+        """The same by column; a caller that needs no more closes it, so that the reader is free."""
+        return self._scan(lambda log: log.chunks(names, from_sequence, limit=limit))
 
-    async def _scan(self, begin: Callable[[Log], AsyncIterator[T]]) -> AsyncIterator[T]:
+    async def _scan(self, begin: Callable[[Log], AsyncIterator[T]]) -> AsyncGenerator[T]:
         try:
             async with self._readers.using(self._shard) as reader:
                 try:

@@ -12,6 +12,7 @@ import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import replace
 from itertools import takewhile
 from typing import Final
@@ -174,9 +175,10 @@ class LogReplay:
             start = await first_since(log, low, high, replay.from_time - CLOCK_SLACK_MS)
         self._looked_up.add((queue, shard))
         limit = min(ENTRIES_AT_ONCE, replay.end_sequence - start)
-        wanted = log.chunks(lambda: queue.filter.headers, start, limit=limit)
-        found = [chunk async for chunk in wanted]
-        await self._replay_chunk(queue, shard, replay, found[0] if found else None, behind)
+        # Of large entries a chunk has fewer; the next part goes on behind it.
+        async with aclosing(log.chunks(lambda: queue.filter.headers, start, limit=limit)) as chunks:
+            chunk = await anext(chunks, None)
+        await self._replay_chunk(queue, shard, replay, chunk, behind)
 
     async def _replay_chunk(
         self,

@@ -21,16 +21,15 @@ from opendata_queue.store.problems import Problem
 from opendata_queue.store.rows.scan import (
     Row,
     ScannedRows,
-    first_packed,
     first_rows,
-    next_packed,
     next_rows,
-    rows_within,
 )
 from opendata_queue.store.waiting import in_time
 
 SCAN_ROWS: Final = 1_000
 """Rows that a scan hands over at a time."""
+SCAN_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of rows with which a chunk is full: a log entry can have a megabyte of headers."""
 
 _READS_AT_ONCE: Final = 32
 _LARGE_READS_AT_ONCE: Final = 16
@@ -187,8 +186,9 @@ class DatabaseReads:
             start, end = keys[place], keys[-1] + b"\x00"
             limit = run[-1] + 1 - run[place]
             most_bytes, options = budget.left_bytes, self._options.short_scan
-            reading = partial(rows_within, self._reads, start, end, options, limit, most_bytes)
-            rows, more = await self._answer(reading, f"scan {self.name}", start)
+            reading = partial(first_rows, self._reads, start, end, options, limit, most_bytes)
+            scanned = await self._answer(reading, f"scan {self.name}", start)
+            rows = scanned.rows()
             if not place and [key for key, _ in rows] == keys:  # most often
                 found = dict(zip(run, [value for _, value in rows], strict=True))
                 budget.count(found.values())
@@ -198,7 +198,7 @@ class DatabaseReads:
             some = {wanted[key]: value for key, value in rows if key in wanted}
             budget.count(some.values())
             found |= some
-            if not more:
+            if scanned.rest is None:
                 break
             place = bisect_right(keys, rows[-1][0])
         return found
@@ -222,63 +222,69 @@ class DatabaseReads:
     async def scan(
         self, start: bytes, end: bytes, *, limit: int | None = None
     ) -> AsyncIterator[list[Row]]:
-        """The durable rows from ``start`` up to, not including, ``end``, in chunks of up to 1,000.
+        """The durable rows from ``start`` up to, not including, ``end``, in chunks.
 
-        ``limit`` bounds the rows in all.
+        A chunk has at most 1,000 rows, and ends within a few of them when they have 4 MiB.
+        ``limit`` bounds the rows in all. A scan sees the state of when it began.
         """
         if start >= end or limit == 0:  # SlateDB refuses to scan nothing
             return
-        doing = f"scan {self.name}"
-        if limit is not None and limit <= _SHORT_SCAN_ROWS:
-            wanted = limit
-            rows = await self._answer(
-                lambda: first_rows(self._reads, start, end, self._options.short_scan, wanted),
-                doing,
-                start,
-            )
-            for place in range(0, len(rows), SCAN_ROWS):
-                yield rows[place : place + SCAN_ROWS]
+        if limit is None or limit > _SHORT_SCAN_ROWS:
+            async for chunk in self._chunks(await self._begin(start, end), limit, start):
+                yield chunk.rows()
             return
-        span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
-        iterator = await self._answer(
-            lambda: self._reads.scan_with_options(span, self._options.scan), doing, start
-        )
-        left = limit
-        while left is None or left > 0:
-            wanted = SCAN_ROWS if left is None else min(SCAN_ROWS, left)
-            chunk = await self._answer(partial(next_rows, iterator, wanted), doing, start)
-            if chunk:
-                yield chunk
-            if len(chunk) < wanted:  # there are no more; asking again would only cost a call
-                return
-            if left is not None:
-                left -= len(chunk)
+        scanned = await self._first(start, end, limit)
+        rows = scanned.rows()
+        for place in range(0, len(rows), SCAN_ROWS):
+            yield rows[place : place + SCAN_ROWS]
+        if scanned.rest is not None:
+            async for chunk in self._chunks(scanned.rest, limit - len(rows), start):
+                yield chunk.rows()
 
     async def scan_packed(
         self, start: bytes, end: bytes, *, limit: int | None = None
     ) -> AsyncIterator[ScannedRows]:
         """``scan``, its chunks as they came: for a reader that takes them apart by column."""
-        doing, options = f"scan {self.name}", self._options
-        if limit is not None and limit <= SCAN_ROWS:
-            if start < end and limit > 0:
-                yield await self._answer(
-                    lambda: first_packed(self._reads, start, end, options.short_scan, limit),
-                    doing,
-                    start,
-                )
+        if start >= end or limit == 0:
             return
+        if limit is None or limit > SCAN_ROWS:
+            async for chunk in self._chunks(await self._begin(start, end), limit, start):
+                yield chunk
+            return
+        scanned = await self._first(start, end, limit)
+        if len(scanned):
+            yield scanned
+        if scanned.rest is not None:
+            async for chunk in self._chunks(scanned.rest, limit - len(scanned), start):
+                yield chunk
+
+    async def _first(self, start: bytes, end: bytes, limit: int) -> ScannedRows:
+        """The rows of a short scan, or the first of them if they are large."""
+        options = self._options.short_scan
+        reading = partial(first_rows, self._reads, start, end, options, limit, SCAN_BYTES)
+        return await self._answer(reading, f"scan {self.name}", start)
+
+    async def _begin(self, start: bytes, end: bytes) -> slatedb.DbIterator:
         span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
-        iterator = await self._answer(
-            lambda: self._reads.scan_with_options(span, options.scan), doing, start
-        )
+        reading = partial(self._reads.scan_with_options, span, self._options.scan)
+        return await self._answer(reading, f"scan {self.name}", start)
+
+    async def _chunks(
+        self, iterator: slatedb.DbIterator, limit: int | None, start: bytes
+    ) -> AsyncIterator[ScannedRows]:
+        """The rows of an iterator, ``limit`` at most; none of the chunks is empty."""
+        doing = f"scan {self.name}"
         while limit is None or limit > 0:
             wanted = SCAN_ROWS if limit is None else min(SCAN_ROWS, limit)
-            chunk = await self._answer(partial(next_packed, iterator, wanted), doing, start)
-            yield chunk
-            if len(chunk) < wanted:
+            reading = partial(next_rows, iterator, wanted, SCAN_BYTES)
+            chunk = await self._answer(reading, doing, start)
+            count = len(chunk)
+            if count:
+                yield chunk
+            if not chunk.has_more:  # asking again would only cost a call
                 return
             if limit is not None:
-                limit -= len(chunk)
+                limit -= count
 
     async def last(self, start: bytes, end: bytes) -> Row | None:
         """The last durable row from ``start`` up to, not including, ``end``."""
@@ -287,8 +293,8 @@ class DatabaseReads:
         iterator = await self._answer(
             lambda: self._reads.scan_with_options(span, self._options.backwards), doing, end
         )
-        rows = await self._answer(lambda: next_rows(iterator, 1), doing, end)
-        return rows[0] if rows else None
+        found = await self._answer(lambda: next_rows(iterator, 1, SCAN_BYTES), doing, end)
+        return found.rows()[0] if len(found) else None
 
     async def _answer(self, read: Callable[[], Awaitable[T]], doing: str, key: bytes) -> T:
         """What SlateDB answers; a file that is not whole is why it does not, if there is one."""

@@ -8,8 +8,9 @@ EXPORT uint32_t odq_layout(uint32_t *out, uint32_t capacity) {
         sizeof(RustCallStatus), offsetof(RustCallStatus, error_buf), sizeof(Symbols), HEADER_BYTES,
         sizeof(WalSync), offsetof(WalSync, descriptor), offsetof(WalSync, error_number),
         offsetof(WalSync, next), sizeof(Outcome), offsetof(Outcome, result),
-        offsetof(Outcome, status), offsetof(Outcome, rows), sizeof(Append),
-        offsetof(Append, descriptor), offsetof(Append, flags), offsetof(Append, offset),
+        offsetof(Outcome, status), offsetof(Outcome, rows), offsetof(Outcome, iterator),
+        offsetof(Outcome, has_more), sizeof(Append), offsetof(Append, descriptor),
+        offsetof(Append, flags), offsetof(Append, offset),
     };
     const uint32_t count = sizeof layout / sizeof *layout;
     for (uint32_t i = 0; i < count && i < capacity; i++) out[i] = layout[i];

@@ -13,7 +13,7 @@ from typing import Final
 
 from opendata_queue.store.files.durable import WalSync
 
-NATIVE_ABI: Final = 10
+NATIVE_ABI: Final = 11
 MOST_COLUMNS: Final = 32
 
 
@@ -89,6 +89,8 @@ class Outcome(ctypes.Structure):
         ("error_number", ctypes.c_int32),
         ("status", CallStatus),
         ("rows", RustBuffer),
+        ("iterator", ctypes.c_uint64),
+        ("has_more", ctypes.c_int32),
     )
 
 
@@ -111,6 +113,8 @@ def layout(*, symbols: int, header_bytes: int) -> list[int]:
         Outcome.result.offset,
         Outcome.status.offset,
         Outcome.rows.offset,
+        Outcome.iterator.offset,
+        Outcome.has_more.offset,
         ctypes.sizeof(Append),
         Append.descriptor.offset,
         Append.flags.offset,

@@ -73,6 +73,7 @@ def checked_binding() -> Any:
         _check_layout(RustBuffer, binding._UniffiRustBuffer)
         _check_layout(CallStatus, binding._UniffiRustCallStatus)
         _ = binding._uniffi_check_call_status, binding._UniffiFfiConverterTypeError
+        _ = binding.DbIterator._uniffi_make_instance
     except (ImportError, AttributeError) as error:
         raise Unusable(f"the slatedb binding lacks something: {error}") from None
     return binding

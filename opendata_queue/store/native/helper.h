@@ -28,7 +28,7 @@
 #define fdatasync fsync
 #endif
 
-#define ODQ_ABI 10
+#define ODQ_ABI 11
 #define EXPORT __attribute__((visibility("default")))
 
 /* --- what Python mirrors by name ---------------------------------------------------------------- */
@@ -125,10 +125,11 @@ typedef struct { const char *folder; int32_t descriptor, error_number; uint64_t 
  * that the next owner makes first. journal/journal.py says why no other file has to be checked. */
 typedef struct { const char *next; int32_t descriptor, flags; uint64_t offset; } Append;
 
-/* The outcome of a job. On ODQ_FAILED `status` holds the error; `rows` is what a scan has found. The
- * receiver frees both buffers. */
+/* The outcome of a job. On ODQ_FAILED `status` holds the error; `rows` is what a scan has found, and
+ * `has_more` whether there may be more behind it. If a scan of a range has stopped for their bytes,
+ * `iterator` goes on with it; else that is 0. The receiver frees buffers and iterator. */
 typedef struct { uint64_t number, wal_next; int32_t result, error_number; RustCallStatus status;
-                 RustBuffer rows; } Outcome;
+                 RustBuffer rows; uint64_t iterator; int32_t has_more; } Outcome;
 
 /* --- shared by the files of the helper ---------------------------------------------------------- */
 
@@ -171,14 +172,14 @@ typedef struct {
     uint64_t future;
     void (*cancel)(uint64_t future);
     uint32_t limit;
-    uint64_t max_bytes; /* of its rows; 0 if there is no such limit */
+    uint64_t max_bytes; /* of its rows */
 } Scan;
 
-/* scan.c: `give_up` is called with the mutex. */
+/* scan.c: `give_up` is called with the mutex. The others return the result of the job, and put all
+ * else that there is into its outcome. */
 void give_up(Scan *scan);
 int first_rows(const Symbols *s, Scan *scan, uint64_t handle, int32_t flags, const uint8_t *bytes,
-               uint64_t range_size, uint64_t size, RustBuffer *rows, RustCallStatus *status);
-int next_rows(const Symbols *s, Scan *scan, uint64_t iterator, RustBuffer *rows,
-              RustCallStatus *status);
+               uint64_t range_size, uint64_t size, Outcome *out);
+int next_rows(const Symbols *s, Scan *scan, uint64_t iterator, Outcome *out);
 
 #endif

@@ -86,13 +86,14 @@ static void leave(Mailbox *mailbox) {
     free(mailbox);
 }
 
-/* For a job that no caller will take: its buffers are ours to free. */
+/* For a job that no caller will take: its buffers and its iterator are ours to free. */
 static void discard(Job *job) {
     const Symbols *s = &job->mailbox->symbols;
     RustCallStatus ignored = {0};
     if (job->outcome.rows.data) s->rustbuffer_free(job->outcome.rows, &ignored);
     if (job->outcome.status.error_buf.data)
         s->rustbuffer_free(job->outcome.status.error_buf, &ignored);
+    if (job->outcome.iterator) s->free_dbiterator(job->outcome.iterator, &ignored);
     free_job(job);
 }
 
@@ -127,10 +128,10 @@ static void run(Job *job) {
         break;
     case SCAN_RANGE:
         out->result = first_rows(s, &job->scan, job->handle, job->flags, job->bytes, job->range_size,
-                                 job->size, &out->rows, &out->status);
+                                 job->size, out);
         break;
     case SCAN_ON:
-        out->result = next_rows(s, &job->scan, job->handle, &out->rows, &out->status);
+        out->result = next_rows(s, &job->scan, job->handle, out);
         break;
     }
 }
@@ -297,7 +298,7 @@ EXPORT int32_t odq_submit_append(Mailbox *mailbox, uint64_t number, const Append
 }
 
 /* The first `limit` rows of a range of a database, or of a reader's, as a job; fewer if they have
- * `max_bytes` before, which 0 does not bound. `bytes` has the range and then the options, as uniffi
+ * `max_bytes` before. `bytes` has the range and then the options, as uniffi
  * serialises them. */
 EXPORT int32_t odq_submit_scan(Mailbox *mailbox, uint64_t number, uint64_t handle, int32_t flags,
                                const uint8_t *bytes, uint64_t range_size, uint64_t size,
@@ -314,12 +315,13 @@ EXPORT int32_t odq_submit_scan(Mailbox *mailbox, uint64_t number, uint64_t handl
     return submit_with(job, flags & JOB_OF_READER ? s->clone_dbreader : s->clone_db, handle, status);
 }
 
-/* The next `limit` rows of an iterator as a job. */
+/* The next `limit` rows of an iterator as a job; `max_bytes` as above. */
 EXPORT int32_t odq_submit_next(Mailbox *mailbox, uint64_t number, uint64_t iterator, uint32_t limit,
-                               RustCallStatus *status) {
+                               uint64_t max_bytes, RustCallStatus *status) {
     Job *job = new_job(mailbox, SCAN_ON, number, 0);
     if (!job) return ODQ_NO_MEMORY;
     job->scan.limit = limit;
+    job->scan.max_bytes = max_bytes;
     return submit_with(job, mailbox->symbols.clone_dbiterator, iterator, status);
 }
 

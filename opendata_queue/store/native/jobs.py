@@ -44,10 +44,21 @@ def not_written(error_number: int) -> NotWritten:
     return NotWritten(error_number, os.strerror(error_number), "the journal")
 
 
+class Scanned(NamedTuple):
+    """What a scan has found."""
+
+    rows: bytes
+    """In the form in which the binding returns them."""
+    has_more: bool
+    """Whether there may be more behind them."""
+    rest: Any
+    """An iterator of the binding's that goes on, if a scan of a range has stopped for its bytes."""
+
+
 class _Waiting(NamedTuple):
     """The future of a job, and the files that the job syncs."""
 
-    future: asyncio.Future[bytes]
+    future: asyncio.Future[Any]
     sync: WalSync | None
 
 
@@ -83,7 +94,7 @@ class NativeJobs:
         )  # fmt: skip
         self._submit_next = local.odq_submit_next
         self._submit_next.restype = i32
-        self._submit_next.argtypes = (pointer, u64, u64, u32, status)
+        self._submit_next.argtypes = (pointer, u64, u64, u32, u64, status)
         self._submit_write = local.odq_submit_write
         self._submit_write.restype = i32
         self._submit_write.argtypes = (
@@ -99,6 +110,7 @@ class NativeJobs:
         self._give_up_scan.restype = None
         self._give_up_scan.argtypes = (pointer, u64)
         free = ctypes.PYFUNCTYPE(None, RustBuffer, status)
+        self._iterator_of = binding.DbIterator._uniffi_make_instance
         self._free = free(address_of(binding._UniffiLib, "ffi_slatedb_uniffi_rustbuffer_free"))
 
     async def write(
@@ -156,7 +168,7 @@ class NativeJobs:
             self._refuse(mailbox, number, result, CallStatus())
         if on_start is not None:
             on_start()
-        return await future == _IN_TIME
+        return bool(await future == _IN_TIME)
 
     async def scan(
         self,
@@ -166,11 +178,10 @@ class NativeJobs:
         span: bytes,
         options: bytes,
         limit: int,
-        max_bytes: int = 0,
-    ) -> bytes:
-        """The first rows of a range, in the form in which the binding returns them.
+        max_bytes: int,
+    ) -> Scanned:
+        """The first rows of a range. It stops within a few rows when they have ``max_bytes``.
 
-        With ``max_bytes`` it stops at a row with which they have as many.
         ``span`` and ``options`` are a ``KeyRange`` and ``ScanOptions`` as uniffi writes them.
         If the awaiting task is cancelled the scan ends, whether or not the store answers.
         """
@@ -186,18 +197,20 @@ class NativeJobs:
             self._refuse(mailbox, number, result, status)
         return await self._scanned(mailbox, number, future)
 
-    async def next_rows(self, iterator_handle: int, limit: int) -> bytes:
-        """Further rows of an iterator, in the form in which the binding returns them."""
+    async def next_rows(self, iterator_handle: int, limit: int, max_bytes: int) -> Scanned:
+        """Further rows of an iterator; ``max_bytes`` as above."""
         mailbox, status = self._mailbox(), CallStatus()
         number, future = mailbox.expect(None)
-        result = self._submit_next(mailbox.address, number, iterator_handle, limit, status)
+        result = self._submit_next(
+            mailbox.address, number, iterator_handle, limit, max_bytes, status
+        )
         if result != Result.OK:
             self._refuse(mailbox, number, result, status)
         return await self._scanned(mailbox, number, future)
 
     async def _scanned(
-        self, mailbox: _Mailbox, number: int, future: asyncio.Future[bytes]
-    ) -> bytes:
+        self, mailbox: _Mailbox, number: int, future: asyncio.Future[Scanned]
+    ) -> Scanned:
         try:
             return await future
         except asyncio.CancelledError:
@@ -238,13 +251,13 @@ class NativeJobs:
             raise MemoryError("the C helper could not make a mailbox")
         return address
 
-    def result_of(self, outcome: Outcome, sync: WalSync | None) -> bytes:
+    def result_of(self, outcome: Outcome, sync: WalSync | None) -> bytes | Scanned:
         """What a job has returned; raises the error that has stopped it. Frees its buffers."""
         if sync is not None:
             sync.next_number = outcome.wal_next
             sync.let_go()
         if outcome.result in (Result.OK, Result.GIVEN_UP):  # what was given up has no caller
-            return self._rows(outcome.rows)
+            return self._found(outcome) if outcome.rows.data else _IN_TIME
         if outcome.result == Result.FENCED:
             return _TOO_LATE
         if outcome.result == Result.NOT_WRITTEN:
@@ -258,13 +271,15 @@ class NativeJobs:
             raise sync.no_file()
         raise AssertionError(f"the compiled batch writer returned {outcome.result}")
 
-    def _rows(self, buffer: RustBuffer) -> bytes:
-        if not buffer.data:
-            return b""
+    def _found(self, outcome: Outcome) -> Scanned:
+        # At once an object, which frees it even if the caller has gone.
+        rest = self._iterator_of(outcome.iterator) if outcome.iterator else None
+        buffer = outcome.rows
         try:
-            return ctypes.string_at(buffer.data, buffer.len)
+            rows = ctypes.string_at(buffer.data, buffer.len)
         finally:
             self._free(buffer, CallStatus())
+        return Scanned(rows, outcome.has_more != 0, rest)
 
 
 class _Mailbox:
@@ -285,10 +300,10 @@ class _Mailbox:
         closing.atexit = False  # systems are still closed after that
         loop.add_reader(reader_end, _collect, weakref.ref(self), reader_end)
 
-    def expect(self, sync: WalSync | None) -> tuple[int, asyncio.Future[bytes]]:
+    def expect(self, sync: WalSync | None) -> tuple[int, asyncio.Future[Any]]:
         """A number for a job, and what will be its result."""
         number = next(self._numbers)
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = _Waiting(future, sync)
         return number, future
 

@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FEW_ROWS = 4 };
+/* Rows that are asked for at once where their bytes have a limit. Asking costs half as much as a short
+ * row does, so it is many where the limit leaves room for some that are long. */
+enum { FEW_ROWS = 4, MANY_ROWS = 16, MANY_BYTES = 4 * 1024 * 1024 };
 
 static RustBuffer copied(const Symbols *s, const uint8_t *bytes, uint64_t size,
                          RustCallStatus *status) {
@@ -56,56 +58,68 @@ static int next_batch(const Symbols *s, Scan *scan, uint64_t iterator, uint32_t 
     return scan_result(status);
 }
 
-/* The same, a few at a time, until they have `max_bytes`: SlateDB takes no such limit, and one row
- * can be as long as thousands of others. */
-static int next_rows_within(const Symbols *s, Scan *scan, uint64_t iterator, RustBuffer *rows,
-                            RustCallStatus *status) {
+/* How many rows to ask for, so that few are read beyond `max_bytes` when long ones follow short
+ * ones: more of them while they are short, and not more than fit if they are as long as the last. */
+static uint32_t next_count(const Scan *scan, uint32_t count, uint64_t size, uint32_t asked,
+                           uint64_t added) {
+    const uint32_t left = scan->limit - count;
+    const uint32_t most = scan->max_bytes < MANY_BYTES ? FEW_ROWS : MANY_ROWS;
+    const uint64_t fitting = (scan->max_bytes - size) / (added / asked + 1);
+    uint64_t wanted = 2 * asked;
+    if (wanted > most) wanted = most;
+    if (wanted > fitting) wanted = fitting ? fitting : 1;
+    return wanted > left ? left : (uint32_t)wanted;
+}
+
+/* The next `limit` rows of an iterator, or fewer if they have `max_bytes` before. SlateDB takes no such
+ * limit, and one row can be as long as thousands of others: so it is asked for some at a time. */
+int next_rows(const Symbols *s, Scan *scan, uint64_t iterator, Outcome *out) {
     uint8_t *all = NULL;
     uint64_t size = LENGTH_BYTES, capacity = 0;
-    uint32_t count = 0;
-    int result = ODQ_OK;
-    do {
+    uint32_t count = 0, wanted = scan->limit < FEW_ROWS ? scan->limit : FEW_ROWS;
+    int result;
+    for (;;) {
         RustBuffer some = {0};
         RustCallStatus ignored = {0};
-        const uint32_t left = scan->limit - count;
-        const uint32_t wanted = left < FEW_ROWS ? left : FEW_ROWS;
-        result = next_batch(s, scan, iterator, wanted, &some, status);
+        result = next_batch(s, scan, iterator, wanted, &some, &out->status);
         if (result != ODQ_OK) break;
         const uint64_t added = some.len - LENGTH_BYTES;
+        const uint32_t found = (uint32_t)read_be(some.data, LENGTH_BYTES);
+        out->has_more = found == wanted;
+        const int is_last = !out->has_more || count + found >= scan->limit
+                            || size + added >= scan->max_bytes;
+        if (is_last && !count) { /* there is nothing to put together */
+            out->rows = some;
+            return ODQ_OK;
+        }
         if (size + added > capacity) {
             capacity = 2 * (size + added);
             uint8_t *larger = realloc(all, capacity);
             if (!larger) result = ODQ_NO_MEMORY;
             else all = larger;
         }
-        const uint32_t found = (uint32_t)read_be(some.data, LENGTH_BYTES);
         if (result == ODQ_OK) memcpy(all + size, some.data + LENGTH_BYTES, added);
         s->rustbuffer_free(some, &ignored);
-        if (result != ODQ_OK) break;
         size += added;
         count += found;
-        if (found < wanted) break;
-    } while (count < scan->limit && size < scan->max_bytes);
-    if (result == ODQ_OK && all) {
+        if (result != ODQ_OK || is_last) break;
+        wanted = next_count(scan, count, size, wanted, added);
+    }
+    if (result == ODQ_OK) {
         write_be(all, count, LENGTH_BYTES);
-        *rows = copied(s, all, size, status);
-        if (status->code != CALL_SUCCESS) result = ODQ_FAILED;
+        out->rows = copied(s, all, size, &out->status);
+        if (out->status.code != CALL_SUCCESS) result = ODQ_FAILED;
     }
     free(all);
     return result;
 }
 
-/* The next `limit` rows of an iterator, or fewer if they have more than `max_bytes`. */
-int next_rows(const Symbols *s, Scan *scan, uint64_t iterator, RustBuffer *rows,
-                     RustCallStatus *status) {
-    if (scan->max_bytes) return next_rows_within(s, scan, iterator, rows, status);
-    return next_batch(s, scan, iterator, scan->limit, rows, status);
-}
-
-/* The first `limit` rows of a range, as the binding's `next_batch` returns them. Range and options
- * are in `bytes`, one after the other, serialised as uniffi does it. */
+/* The first `limit` rows of a range, as the binding's `next_batch` returns them, or fewer if they have
+ * `max_bytes` before. Range and options are in `bytes`, one after the other, serialised as uniffi does
+ * it. */
 int first_rows(const Symbols *s, Scan *scan, uint64_t handle, int32_t flags, const uint8_t *bytes,
-               uint64_t range_size, uint64_t size, RustBuffer *rows, RustCallStatus *status) {
+               uint64_t range_size, uint64_t size, Outcome *out) {
+    RustCallStatus *status = &out->status;
     const int of_reader = flags & JOB_OF_READER;
     RustCallStatus ignored = {0};
     const RustBuffer range = copied(s, bytes, range_size, status);
@@ -119,7 +133,9 @@ int first_rows(const Symbols *s, Scan *scan, uint64_t handle, int32_t flags, con
     const uint64_t iterator = s->complete_u64(future, status);
     s->free_u64(future);
     if (status->code != CALL_SUCCESS) return scan_result(status);
-    const int result = next_rows(s, scan, iterator, rows, status);
-    s->free_dbiterator(iterator, &ignored);
+    const int result = next_rows(s, scan, iterator, out);
+    if (result == ODQ_OK && out->has_more && read_be(out->rows.data, LENGTH_BYTES) < scan->limit)
+        out->iterator = iterator;
+    else s->free_dbiterator(iterator, &ignored);
     return result;
 }

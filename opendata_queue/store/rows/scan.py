@@ -31,17 +31,31 @@ Row = tuple[bytes, bytes]
 class ScannedRows:
     """Some rows of a scan, not taken apart yet if the binding's own bytes are at hand."""
 
-    __slots__ = ("_rows", "packed")
+    __slots__ = ("_rows", "has_more", "packed", "rest")
 
-    def __init__(self, packed: bytes | None, rows: list[Row] | None = None) -> None:
+    def __init__(
+        self, packed: bytes | None, rows: list[Row] | None = None, *, has_more: bool = False
+    ) -> None:
         self.packed = packed
         """As ``parse_rows`` takes them; none where only ``rows`` are there."""
         self._rows = rows
+        self.has_more = has_more
+        """Whether there may be more behind them. Fewer rows than were asked for do not say so:
+        there may be fewer for their bytes."""
+        self.rest: slatedb.DbIterator | None = None
+        """Goes on with a short scan that has stopped for their bytes."""
 
     def __len__(self) -> int:
         if self.packed is not None:
             return int(_unpack_count(self.packed, 0)[0])
         return len(self.rows())
+
+    @property
+    def size_bytes(self) -> int:
+        """Of keys and values, and of what the binding adds to them if they are packed."""
+        if self.packed is not None:
+            return len(self.packed)
+        return sum(len(key) + len(value) for key, value in self.rows())
 
     def rows(self) -> list[Row]:
         if self._rows is None:
@@ -50,7 +64,8 @@ class ScannedRows:
         return self._rows
 
 
-_Reader = Callable[[slatedb.DbIterator, int], Awaitable[ScannedRows]]
+_Reader = Callable[[slatedb.DbIterator, int, int], Awaitable[ScannedRows]]
+_NextBatch = Callable[[slatedb.DbIterator, int], Awaitable[ScannedRows]]
 
 _ShortScan = Callable[
     [slatedb.Db | slatedb.DbReader, bytes, bytes, slatedb.ScanOptions, int, int],
@@ -70,17 +85,18 @@ _pack_count = struct.Struct(">i").pack
 _unpack_tail = struct.Struct(">qqB").unpack_from
 _TAIL_BYTES = 17
 _EXPIRY_BYTES = 8
+# As in scan.c: rows that are asked for at once, and from which limit of their bytes on it is many.
 _FEW_ROWS = 4
+_MANY_ROWS = 16
+_MANY_BYTES = 4 * 1024 * 1024
 
 
-async def next_rows(iterator: slatedb.DbIterator, limit: int) -> list[Row]:
-    """Up to `limit` further rows; fewer mean that there are no more."""
-    return (await _reader()(iterator, limit)).rows()
+async def next_rows(iterator: slatedb.DbIterator, limit: int, max_bytes: int) -> ScannedRows:
+    """Up to `limit` further rows; it stops within a few of them when they have `max_bytes`.
 
-
-async def next_packed(iterator: slatedb.DbIterator, limit: int) -> ScannedRows:
-    """The same, as the binding returns them."""
-    return await _reader()(iterator, limit)
+    At least one is returned, if there is any.
+    """
+    return await _reader()(iterator, limit, max_bytes)
 
 
 @functools.cache
@@ -98,43 +114,10 @@ async def first_rows(
     end: bytes,
     options: slatedb.ScanOptions,
     limit: int,
-) -> list[Row]:
-    """The first `limit` rows from `start` up to, not including, `end`."""
-    return (await _short_scan()(database, start, end, options, limit, 0)).rows()
-
-
-async def rows_within(
-    database: slatedb.Db | slatedb.DbReader,
-    start: bytes,
-    end: bytes,
-    options: slatedb.ScanOptions,
-    limit: int,
     max_bytes: int,
-) -> tuple[list[Row], bool]:
-    """The same, but it stops at one of the next few rows when they have ``max_bytes``.
-
-    Also whether there may be more of them. If there are, at least one is returned.
-    """
-    scanned = await _short_scan()(database, start, end, options, limit, max_bytes)
-    rows = scanned.rows()
-    # A scan that has stopped for their bytes has so many; the public way counts fewer of them.
-    size_bytes = _rows_bytes(rows) if scanned.packed is None else len(scanned.packed)
-    return rows, 0 < len(rows) < limit and size_bytes >= max_bytes
-
-
-def _rows_bytes(rows: list[Row]) -> int:
-    return sum(len(key) + len(value) for key, value in rows)
-
-
-async def first_packed(
-    database: slatedb.Db | slatedb.DbReader,
-    start: bytes,
-    end: bytes,
-    options: slatedb.ScanOptions,
-    limit: int,
 ) -> ScannedRows:
-    """The same, as the binding returns them."""
-    return await _short_scan()(database, start, end, options, limit, 0)
+    """The first `limit` rows from `start` up to, not including, `end`; `max_bytes` as above."""
+    return await _short_scan()(database, start, end, options, limit, max_bytes)
 
 
 @functools.cache
@@ -159,17 +142,10 @@ async def _scan_by_the_binding(
 ) -> ScannedRows:
     span = slatedb.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
     iterator = await database.scan_with_options(span, options)
-    if not max_bytes:
-        return await next_packed(iterator, limit)
-    rows: list[Row] = []
-    while len(rows) < limit and max_bytes > 0:
-        wanted = min(_FEW_ROWS, limit - len(rows))
-        some = await next_rows(iterator, wanted)
-        rows += some
-        if len(some) < wanted:
-            break
-        max_bytes -= _rows_bytes(some)
-    return ScannedRows(None, rows)
+    scanned = await next_rows(iterator, limit, max_bytes)
+    if scanned.has_more and len(scanned) < limit:
+        scanned.rest = iterator
+    return scanned
 
 
 def _native_scan() -> _ShortScan:
@@ -202,7 +178,7 @@ def _native_scan() -> _ShortScan:
         if not is_reader and not isinstance(database, slatedb.Db):
             # The handle is an address: that of any other object would be taken for a database.
             raise TypeError(f"{type(database).__name__} is no database")
-        data = await jobs.scan(
+        packed, has_more, rest = await jobs.scan(
             database._handle,
             is_reader=is_reader,
             span=_span_bytes(start, end),
@@ -210,7 +186,9 @@ def _native_scan() -> _ShortScan:
             limit=limit,
             max_bytes=max_bytes,
         )
-        return ScannedRows(data)
+        scanned = ScannedRows(packed, has_more=has_more)
+        scanned.rest = rest
+        return scanned
 
     return scan
 
@@ -223,8 +201,44 @@ def _span_bytes(start: bytes, end: bytes) -> bytes:
     )
 
 
-async def _public_reader(iterator: slatedb.DbIterator, limit: int) -> ScannedRows:
+def _within(next_batch: _NextBatch) -> _Reader:
+    """Asks for some rows at a time, until they have so many bytes, as ``next_rows`` of scan.c."""
+
+    async def read(iterator: slatedb.DbIterator, limit: int, max_bytes: int) -> ScannedRows:
+        parts: list[ScannedRows] = []
+        most = _FEW_ROWS if max_bytes < _MANY_BYTES else _MANY_ROWS
+        left, left_bytes, wanted = limit, max_bytes, min(_FEW_ROWS, limit)
+        while True:
+            part = await next_batch(iterator, wanted)
+            parts.append(part)
+            size_bytes = part.size_bytes
+            left -= wanted
+            left_bytes -= size_bytes
+            if len(part) < wanted or not left or left_bytes <= 0:
+                return _joined(parts, has_more=len(part) == wanted)
+            fitting = max(1, left_bytes // (size_bytes // wanted + 1))
+            wanted = min(2 * wanted, most, fitting, left)
+
+    return read
+
+
+def _joined(parts: list[ScannedRows], *, has_more: bool) -> ScannedRows:
+    if len(parts) == 1:
+        parts[0].has_more = has_more
+        return parts[0]
+    packed = [part.packed[4:] for part in parts if part.packed is not None]
+    if len(packed) == len(parts):
+        count = _pack_count(sum(map(len, parts)))
+        return ScannedRows(b"".join([count, *packed]), has_more=has_more)
+    rows = [row for part in parts for row in part.rows()]
+    return ScannedRows(None, rows, has_more=has_more)
+
+
+async def _public_batch(iterator: slatedb.DbIterator, limit: int) -> ScannedRows:
     return ScannedRows(None, [(row.key, row.value) for row in await iterator.next_batch(limit)])
+
+
+_public_reader = _within(_public_batch)
 
 
 def _native_reader() -> _Reader:
@@ -237,8 +251,11 @@ def _native_reader() -> _Reader:
     if active_tier() is Tier.compiled:
         jobs = native_jobs()
 
-        async def read_elsewhere(iterator: slatedb.DbIterator, limit: int) -> ScannedRows:
-            return ScannedRows(await jobs.next_rows(iterator._handle, limit))
+        async def read_elsewhere(
+            iterator: slatedb.DbIterator, limit: int, max_bytes: int
+        ) -> ScannedRows:
+            packed, has_more, _ = await jobs.next_rows(iterator._handle, limit, max_bytes)
+            return ScannedRows(packed, has_more=has_more)
 
         return read_elsewhere
     try:
@@ -251,11 +268,11 @@ def _native_reader() -> _Reader:
     except AttributeError as error:
         raise Unusable(f"the slatedb binding lacks something: {error}") from None
 
-    async def read(iterator: slatedb.DbIterator, limit: int) -> ScannedRows:
+    async def read_batch(iterator: slatedb.DbIterator, limit: int) -> ScannedRows:
         future = next_batch(iterator._uniffi_clone_handle(), limit)
         return ScannedRows(await call_async(future, poll, complete, free, _taken, error_converter))
 
-    return read
+    return _within(read_batch)
 
 
 def _taken(buffer: Any) -> bytes:

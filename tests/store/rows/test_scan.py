@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opendata_queue.store import Database, Objects, Rows, StoreSettings
+from opendata_queue.store.db.reads import SCAN_BYTES
 from opendata_queue.store.rows import scan as batch_reader
 from opendata_queue.store.rows.scan import Row, parse_rows
+from opendata_queue.store.rows.writer import Tier
 
 
 def packed(key: bytes, value: bytes, expires_at: int | None = None) -> bytes:
@@ -81,6 +83,102 @@ async def test_both_ways_return_the_same_rows(
     assert fast == public
     assert sum(map(len, fast)) == min(2_500, limit or 2_500)
     assert {type(part) for chunk in fast for row in chunk for part in row} == {bytes}
+
+
+# --- rows that are large --------------------------------------------------------------------------
+
+WAYS = ["the helper", "the binding", "the public API"]
+LARGE = 1024 * 1024
+MOST_ROWS_TOO_MANY = 16
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way in which rows are read; the first one needs the C helper."""
+    if request.param != "the helper":
+        monkeypatch.setattr(batch_reader, "active_tier", lambda: Tier.public)
+        reader = batch_reader._reader.__wrapped__()
+        monkeypatch.setattr(batch_reader, "_reader", lambda: reader)
+        scan = batch_reader._short_scan.__wrapped__()
+        monkeypatch.setattr(batch_reader, "_short_scan", lambda: scan)
+    if request.param == "the public API":
+        monkeypatch.setattr(batch_reader, "_reader", lambda: batch_reader._public_reader)
+    return str(request.param)
+
+
+async def database_of(sizes_bytes: list[int]) -> Database:
+    database = await Database.open(Objects.open("memory:///", StoreSettings()), "d")
+    for number, size_bytes in enumerate(sizes_bytes):
+        rows = Rows()
+        rows.put(b"k%05d" % number, number.to_bytes(4, "big") * (size_bytes // 4))
+        await database.commit(rows)
+    return database
+
+
+def bytes_of(chunk: list[Row]) -> int:
+    return sum(len(key) + len(value) for key, value in chunk)
+
+
+async def packed_chunks(database: Database, limit: int | None) -> list[list[Row]]:
+    scan = database.scan_packed(b"\x00", b"\xff", limit=limit)
+    return [chunk.rows() async for chunk in scan if len(chunk)]
+
+
+@pytest.mark.parametrize("scan", [scanned, packed_chunks])
+@pytest.mark.parametrize("limit", [None, 10, 22, 5_000])
+async def test_large_rows_come_in_chunks_of_bounded_bytes(
+    way: str,
+    scan: Callable[[Database, int | None], Awaitable[list[list[Row]]]],
+    limit: int | None,
+) -> None:
+    database = await database_of([LARGE] * 22)
+
+    chunks = await scan(database, limit)
+    await database.close()
+
+    assert [len(chunk) for chunk in chunks[:-1]] == [4] * (len(chunks) - 1)
+    assert max(map(bytes_of, chunks)) < SCAN_BYTES + LARGE
+    rows = [row for chunk in chunks for row in chunk]
+    assert [key for key, _ in rows] == [b"k%05d" % number for number in range(limit or 22)][:22]
+    assert all(value == int(key[1:]).to_bytes(4, "big") * (LARGE // 4) for key, value in rows)
+
+
+@pytest.mark.parametrize("limit", [None, 4_000])
+async def test_a_chunk_ends_soon_when_large_rows_follow_small_ones(
+    way: str, limit: int | None
+) -> None:
+    sizes_bytes = [8] * 100 + [LARGE] * 20 + [8] * 100
+    database = await database_of(sizes_bytes)
+
+    for chunks in (await scanned(database, limit), await packed_chunks(database, limit)):
+        assert max(map(bytes_of, chunks)) < SCAN_BYTES + MOST_ROWS_TOO_MANY * (LARGE + 6)
+        assert [len(value) for chunk in chunks for _, value in chunk] == sizes_bytes
+    await database.close()
+
+
+async def test_a_scan_that_is_full_by_bytes_goes_on_with_the_state_that_it_began_with(
+    way: str,
+) -> None:
+    database = await database_of([LARGE] * 9)
+    scan = database.scan(b"\x00", b"\xff", limit=10)
+    found = await anext(scan)
+
+    later = Rows()
+    later.delete(b"k00008")
+    later.put(b"k00009", b"new")
+    await database.commit(later)
+    found += [row async for chunk in scan for row in chunk]
+    await database.close()
+
+    assert [key for key, _ in found] == [b"k%05d" % number for number in range(9)]
+
+
+async def test_a_scan_that_ends_where_a_chunk_is_full_has_no_empty_chunk(way: str) -> None:
+    database = await database_of([LARGE] * 8)
+
+    for limit in (None, 8, 100):
+        assert [len(chunk) for chunk in await scanned(database, limit)] == [4, 4]
+    await database.close()
 
 
 async def test_another_binding_is_read_in_its_own_way(
