@@ -18,7 +18,7 @@ from opendata_queue.model.messages import ClaimedMessage
 
 _TAIL_BYTES: Final = 1_000
 _OUTPUT_SECONDS: Final = 1.0
-_LOOK_SECONDS: Final = 0.05
+_STEP_SECONDS: Final = 0.05
 # What a shell says of a command that it can't find or can't run.
 _NO_COMMAND: Final = {126: "it can't be run", 127: "it is not found"}
 
@@ -100,7 +100,7 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int:
     """
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_LOOK_SECONDS)
+            return process.wait(_STEP_SECONDS)
 
 
 def _environment(message: ClaimedMessage) -> dict[str, str]:

@@ -401,11 +401,11 @@ def json_schemas(types: Sequence[Any]) -> dict[str, Any]:
     requests = {one.__name__ for one in types if issubclass(one, Request)}
     for name, schema in schemas.items():
         if name not in requests:
-            _tell_as_json(schema)
+            _describe_as_json(schema)
     return schemas
 
 
-def _tell_as_json(schema: dict[str, Any]) -> None:
+def _describe_as_json(schema: dict[str, Any]) -> None:
     text = {"type": "string", "pattern": "^[0-9]{1,19}$"}
     for name, about in schema.get("properties", {}).items():
         if name == "message_id":

@@ -357,7 +357,7 @@ async def test_nobody_finishes_by_a_guessed_id_what_another_subject_claimed(
     for path in ("/ack", "/nack"):
         guessed = await guarded.post(path, json={"id": first, **REFUND}, headers=bob)
         assert guessed.status_code == 409
-        assert "leased by another one" in guessed.json()["message"]
+        assert "leased by another consumer" in guessed.json()["message"]
     swapped = {"id": second, "receipt": leased[0]["receipt"], **REFUND}
     assert (await guarded.post("/ack", json=swapped, headers=bob)).status_code == 400
     made_up = {"id": first, "receipt": "00" * 40, **REFUND}

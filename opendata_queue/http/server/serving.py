@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG: Final = 2_048
 _CHECK_MS: Final = 1_000
-_LOOK_AT_REQUESTS_SECONDS: Final = 0.1
+_CHECK_REQUESTS_SECONDS: Final = 0.1
 
 Announce = Callable[[str], None]
 T = TypeVar("T")
@@ -387,7 +387,7 @@ class Server(uvicorn.Server):
         deadline = loop.time() + self._broker.settings.shutdown_timeout_ms / 1000
         under_way = set(self.server_state.tasks)
         while under_way and not self.force_exit and loop.time() < deadline:
-            _, under_way = await asyncio.wait(under_way, timeout=_LOOK_AT_REQUESTS_SECONDS)
+            _, under_way = await asyncio.wait(under_way, timeout=_CHECK_REQUESTS_SECONDS)
             self.kept.sweep_in_time(loop.time())
         self.config.timeout_graceful_shutdown = max(1, round(deadline - loop.time()))
         await super().shutdown(sockets)
